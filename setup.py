@@ -10,7 +10,7 @@ _FLAGS = [
     "-O2", "-fno-plt", "-fno-semantic-interposition", "-std=gnu11",
     "-Wall", "-Wextra", "-Wno-missing-field-initializers",
 ]  # fmt: skip
-_ALLOCATOR = ["blocks", "extents", "ids", "mapping", "pins"]
+_ALLOCATOR = ["blocks", "extents", "forks", "ids", "mapping", "pins"]
 _HOT = [
     "module", "credits", "counters", "records", "send_buffer", "msgpack_plain", "wire", "frame_write", "frame_read",
     "calls", "pushing", "reader", "fold", "copying", "receiving", "arrays", "seat",

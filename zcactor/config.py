@@ -80,9 +80,10 @@ class Config:
             a large framework from a cold disk. The time of the constructor is not counted.
         shutdown_timeout: seconds that processes have to end on their own before they are killed. A running method of
             ordinary length finishes within 5.
-        warn_after: seconds after which a wait is logged, once: a blocked event loop, a call behind a plain method. 5 is
-            longer than ordinary work takes and shorter than a person waits patiently. 0 switches all such log lines
-            off, including the lines about spawns that wait and about the end of a program.
+        warn_after: seconds after which a wait is logged, once: a blocked event loop, a call behind a plain method, a
+            rank of a group that waits for others. 5 is longer than ordinary work takes and shorter than a person waits
+            patiently. 0 switches all such log lines off, including the lines about spawns that wait and about the end
+            of a program.
         log_to_driver: whether the output and the log records of actors appear at the driver.
         loop: the event loop of this process and its actors: ``"uvloop"``, which is faster, or ``"asyncio"``.
         address: ``"host:port"`` of the cluster to join as a driver, several of them with commas between them, or the

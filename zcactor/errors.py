@@ -46,6 +46,7 @@ __all__ = [
     "AlreadyInitialized",
     "AuthenticationError",
     "ConnectionLost",
+    "CopyWarning",
     "DeadlineExceeded",
     "DeviceError",
     "DeviceUnavailable",
@@ -411,6 +412,15 @@ class ForkedProcess(NotInitialized):
 
 class AlreadyInitialized(ZcactorError):
     """`zc.init` was called twice without `zc.shutdown` in between."""
+
+
+class CopyWarning(UserWarning):
+    """One line of the program passes large arrays from outside the store again and again, and each is copied.
+
+    It is issued once a line, before the third copy of 16 MiB or more: for arrays that are older than ``zc.init()``,
+    memory maps, and other libraries' memory. Make such arrays after ``zc.init()``, or copy each into the store once, by
+    ``x = zc.asarray(x)``.
+    """
 
 
 def _restore(parts: Any, fields: dict[str, Any]) -> RemoteError:

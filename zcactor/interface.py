@@ -7,6 +7,7 @@ values.
 from __future__ import annotations
 
 import inspect
+import sys
 from enum import IntEnum
 from functools import lru_cache, partialmethod, singledispatchmethod
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -31,6 +32,8 @@ ADDED = frozenset({"spawn", "options"})
 
 REMEMBERED: Final = 256
 """Number of interfaces, and of constructors, that a process remembers."""
+MOST_METHODS: Final = 1 << 16
+"""Public methods of a class, at most: frames have 16 bits for the number of one."""
 SHOWN_LENGTH = 80
 """Characters of a name that messages show, at most."""
 
@@ -122,6 +125,11 @@ class MethodSpec:
         except TypeError as error:
             raise TypeError(f"{self.label}(): {error}") from None
 
+    @property
+    def shown(self) -> str:
+        """The method as messages show it: its name and parameters."""
+        return f"{shown(self.name)}({_shown_parameters(self.parameters)})"
+
     def plain(self) -> list[Any]:
         """The method as plain values, for the wire."""
         return [self.name, int(self.kind), self.parameters, self.timeout, self.retries, self.idempotent, self.group]
@@ -133,16 +141,29 @@ _KINDS = {int(kind): kind for kind in inspect._ParameterKind}
 _POSITIONAL_ONLY = int(inspect.Parameter.POSITIONAL_ONLY)
 _POSITIONAL_OR_KEYWORD = int(inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VAR_POSITIONAL = int(inspect.Parameter.VAR_POSITIONAL)
+_VAR_KEYWORD = int(inspect.Parameter.VAR_KEYWORD)
 _KEYWORD_ONLY = int(inspect.Parameter.KEYWORD_ONLY)
 
 
 class Interface:
-    """The public methods of one actor class, in the order of their names."""
+    """The public methods of one actor class, in the order of their names, and the parameters of its constructor.
 
-    __slots__ = ("_wire", "by_name", "class_name", "is_async", "methods")
+    An actor's methods have the numbers of the interface that its spawner declared, for all of its life: it travels with
+    each handle and to each process in which the actor starts. There `seen_as` finds the methods by their names where
+    the class is another version.
+    """
 
-    def __init__(self, class_name: str, methods: list[MethodSpec], is_async: bool) -> None:
+    __slots__ = ("_wire", "by_name", "class_name", "constructor", "is_async", "methods", "refusals")
+
+    def __init__(
+        self, class_name: str, methods: list[MethodSpec], is_async: bool, constructor: list[Any],
+        refusals: Mapping[int, Exception] | None = None,
+    ) -> None:  # fmt: skip
         self.class_name = shown(class_name)
+        self.constructor = constructor
+        """The constructor's parameters, as in `MethodSpec`."""
+        self.refusals = refusals or {}
+        """The errors of calls by number, where the class has not the method that callers see."""
         self.methods = methods
         self.is_async = is_async
         """Whether any method is ``async``: then a call whose arguments have not arrived does not hold up later
@@ -180,7 +201,12 @@ class Interface:
             is_async = is_async or kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR)
             parameters, options = _parameters(function, bound), method_options(function)
             methods.append(MethodSpec(len(methods), actor_class.__name__, name, kind, parameters, options))
-        return cls(actor_class.__name__, methods, is_async)
+        if len(methods) > MOST_METHODS:
+            raise TypeError(
+                f"{shown(actor_class.__name__)} has {len(methods)} public methods, and a class of actors may have "
+                f"{MOST_METHODS}; give names with an underscore to those that nobody calls from outside"
+            )
+        return cls(actor_class.__name__, methods, is_async, constructor_of(actor_class).parameters)
 
     def find(self, name: str) -> MethodSpec:
         """The method called `name`.
@@ -202,10 +228,55 @@ class Interface:
             name=name,
         )
 
+    def seen_as(self, declared: Interface, actor_class: type) -> Interface:
+        """This interface of `actor_class` with the numbers of `declared`, by which callers know it. `refusals` of the
+        result has the errors of those methods that do not do what callers expect.
+
+        Raises:
+            TypeError: the constructor takes other arguments than the one that `declared` has.
+        """
+        if self.wire() == declared.wire():
+            return self
+        if not _takes(self.constructor, declared.constructor):
+            raise TypeError(
+                f"{self.class_name}({_shown_parameters(declared.constructor)}), as the class of the actor's spawner "
+                f"has it, is {self.class_name}({_shown_parameters(self.constructor)}) in the class of the actor's "
+                f"process{_origin(actor_class)}; {_REMEDY}"
+            )
+        methods: list[MethodSpec] = []
+        refusals: dict[int, Exception] = {}
+        for known in declared.methods:
+            spec, code = self.by_name.get(known.name), known.code
+            if spec is None:
+                spec, refusals[code] = known, self._missing(known, declared, actor_class)
+            elif (spec.kind in _STREAMS) != (known.kind in _STREAMS) or not _takes(spec.parameters, known.parameters):
+                refusals[code] = TypeError(
+                    f"{known.label}() was not called: the handle's class, that of the actor's spawner, has "
+                    f"{_shown_kind(known)}, and the class of the actor's process has {_shown_kind(spec)}"
+                    f"{_origin(actor_class)}; {_REMEDY}"
+                )
+            options = {
+                "timeout": spec.timeout, "retries": spec.retries, "idempotent": spec.idempotent,
+                "concurrency_group": "" if code in refusals else spec.group,
+            }  # fmt: skip
+            methods.append(MethodSpec(code, self.class_name, known.name, spec.kind, spec.parameters, options))
+        return Interface(self.class_name, methods, self.is_async, self.constructor, refusals)
+
+    def _missing(self, known: MethodSpec, declared: Interface, actor_class: type) -> AttributeError:
+        found = inspect.getattr_static(actor_class, known.name, None)
+        what = f"has {shown(known.name)} as a {type(found).__name__}, and has" if found is not None else "has only"
+        return AttributeError(
+            f"{known.label}() was not called: the handle's class, that of the actor's spawner, has "
+            f"{_listed(declared)}, and the class of the actor's process {what} {_listed(self)}"
+            f"{_origin(actor_class)}; {_REMEDY}",
+            name=known.name,
+        )
+
     def wire(self) -> bytes:
-        """The encoded form, which `from_wire` decodes."""
+        """The encoded form, which `from_wire` decodes. Versions of a class whose calls mean the same have the same."""
         if not self._wire:
-            self._wire = _encode((self.class_name, self.is_async, [spec.plain() for spec in self.methods]))
+            methods = [spec.plain() for spec in self.methods]
+            self._wire = _encode((self.class_name, self.is_async, methods, self.constructor))
         return self._wire
 
     @staticmethod
@@ -218,15 +289,89 @@ class Interface:
             ProtocolError: `data` is not in the form that `wire` gives.
         """
         try:
-            class_name, is_async, methods = _decode(data)
+            class_name, is_async, methods, constructor = _decode(data)
+            if len(methods) > MOST_METHODS:
+                raise ValueError(f"it has {len(methods)} methods, and {MOST_METHODS} are possible")
             specs = []
             for code, (name, kind, parameters, timeout, retries, idempotent, group) in enumerate(methods):
                 options = {"timeout": timeout, "retries": retries, "idempotent": idempotent, "concurrency_group": group}
-                checked = [[str(parameter), int(_KINDS[how]), bool(default)] for parameter, how, default in parameters]
+                checked = _checked(parameters)
                 specs.append(MethodSpec(code, str(class_name), str(name), MethodKind(kind), checked, options))
-            return Interface(str(class_name), specs, bool(is_async))
+            return Interface(str(class_name), specs, bool(is_async), _checked(constructor))
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise ProtocolError(f"an actor's interface is malformed: {error}") from error
+
+
+_POSITIONAL: Final = (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD)
+_STARS: Final = {_VAR_POSITIONAL: "*", _VAR_KEYWORD: "**"}
+_LISTED: Final = 400
+"""Characters of a list of methods that messages show, at most."""
+_STREAMS: Final = (MethodKind.GENERATOR, MethodKind.ASYNC_GENERATOR)
+_REMEDY: Final = (
+    "nothing was run: spawn the actor anew from the version that you want, or give its node and this program the same "
+    "version of the class, and start them again"
+)
+
+
+def _checked(parameters: Any) -> list[Any]:
+    return [[str(name), int(_KINDS[how]), bool(default)] for name, how, default in parameters]
+
+
+def _shown_parameters(parameters: list[Any]) -> str:
+    texts: list[str] = []
+    before = _POSITIONAL_ONLY
+    for name, how, default in parameters:
+        if texts and before == _POSITIONAL_ONLY != how:
+            texts.append("/")
+        if how == _KEYWORD_ONLY and before not in (_KEYWORD_ONLY, _VAR_POSITIONAL):
+            texts.append("*")
+        texts.append(f"{_STARS.get(how, '')}{name}{'=...' if default else ''}")
+        before = how
+    return shown(", ".join(texts) + (", /" if texts and before == _POSITIONAL_ONLY else ""))
+
+
+def _shown_kind(spec: MethodSpec) -> str:
+    return f"{'the generator ' if spec.kind in _STREAMS else ''}{spec.shown}"
+
+
+def _listed(interface: Interface) -> str:
+    return shown(", ".join(spec.shown for spec in interface.methods), _LISTED) or "no public methods"
+
+
+def _origin(actor_class: type) -> str:
+    path = getattr(sys.modules.get(actor_class.__module__), "__file__", None)
+    return f" ({path})" if path else ""
+
+
+def _takes(actual: list[Any], declared: list[Any]) -> bool:
+    """Whether all arguments that fit the parameters `declared` fit `actual`, too, and have the same names there."""
+    if actual == declared:
+        return True
+    theirs, ours = {how for _, how, _ in declared}, {how for _, how, _ in actual}
+    if not theirs & _STARS.keys() <= ours:
+        return False
+    places = [each for each in actual if each[1] in _POSITIONAL]
+    by_name = {name: default for name, how, default in actual if how in (_POSITIONAL_OR_KEYWORD, _KEYWORD_ONLY)}
+    if _VAR_POSITIONAL in theirs and len(places) > sum(how in _POSITIONAL for _, how, _ in declared):
+        return False  # one of them would take an argument beyond those that have names
+    same: set[str] = set()
+    for place, (name, how, default) in enumerate(declared):  # positional ones come first in a signature
+        if how in _POSITIONAL and place < len(places):
+            other, kind, optional = places[place]
+            if other != name or kind < how or default > optional:
+                return False
+        elif how == _KEYWORD_ONLY and name in by_name:
+            if default > by_name[name]:
+                return False
+        elif how not in _STARS and (
+            name in by_name
+            or (how in _POSITIONAL and _VAR_POSITIONAL not in ours)
+            or (how != _POSITIONAL_ONLY and _VAR_KEYWORD not in ours)
+        ):
+            return False
+        same.add(name)
+    further = [default for name, how, default in actual if how not in _STARS and name not in same]
+    return all(further) and not (further and theirs & _STARS.keys())
 
 
 _interfaces: dict[int, Interface] = {}

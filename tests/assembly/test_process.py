@@ -378,7 +378,11 @@ class Pair:
             store = Store(32 << 20, name)
             self.stores.append(store)
             endpoint: Any = LoopbackEndpoint(
-                self.network, name, (store.arena.address, store.arena.nbytes), recv_depth=64, eager_limit=1024
+                self.network,
+                name,
+                (store.arena.address, store.arena.nbytes, store.arena),
+                recv_depth=64,
+                eager_limit=1024,
             )
             config = zc.Config(eager_limit=1024, recv_depth=64)
             process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)

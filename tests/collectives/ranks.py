@@ -15,10 +15,13 @@ import numpy as np
 
 import zcactor as zc
 from tests.filling import fill_store
+from zcactor.collectives.operations import Publication
 from zcactor.process.context import current
 
 __all__ = ["SIZE", "Rank", "at_rest", "everywhere", "ranks", "settled"]
 
+EAGER = 16 << 10
+"""Bytes of the largest input that travels in frames."""
 SIZE = 3
 """Ranks of the group that tests share."""
 
@@ -39,6 +42,31 @@ class Rank:
         self.another.set()
         self.another = asyncio.Event()
         return await reference
+
+    async def garble(self, group: zc.Group, to: int, values: Any, operation: str, *args: Any) -> Any:
+        """Call a collective, of which one rank gets other values than our publication; or pieces, and no bytes."""
+        member: Any = current().groups().member(group._key, group.rank)
+        publish = member._publish
+
+        def garbled(rank: int, seq: int, begun: Any, own: Publication) -> None:
+            if rank != to:
+                publish(rank, seq, begun, own)
+                return
+            session, sent = member._session(rank), values
+            if sent == "pieces":
+                current().requests.send(session, "group_piece", (group._key, rank, member.rank, seq, bytes(80)))
+                sent = "signature", 7, b"", 0, b""
+            assert session.wire.publish(seq + 1 << 20 | member.rank, member._words[rank], sent, True)
+
+        def to_all(seq: int, begun: Any, data: Any) -> None:
+            for rank in member._others:
+                garbled(rank, seq, begun, Publication(begun.signature, data))
+
+        member._publish, member.publish_to_all = garbled, to_all
+        try:
+            return await self.call(group, operation, *args)
+        finally:
+            del member._publish, member.publish_to_all
 
     async def leave_connection(self, group: zc.Group, rank: int, replaced: bool) -> None:
         """Note the end of one of two connections to the process of another rank."""
@@ -79,11 +107,14 @@ class Rank:
     async def reduce(
         self, group: zc.Group, x: Any, op: str = "sum", strides: Sequence[slice] = (), **kwargs: Any
     ) -> tuple[Any, bool, bool, bool]:
-        """Reduce a private array. Returns the result, whether that is writable, and whether the input was writable
-        while the operation ran, and afterwards."""
+        """Reduce a private array, of which a small one is overwritten at once. Returns the result, whether that is
+        writable, and whether the input was writable while it was lent, and afterwards."""
         array = np.array(x)[tuple(strides)] if strides else np.array(x)
         reference = group.allreduce(array, op, **kwargs)  # type: ignore[arg-type]
         during = array.flags.writeable and not reference.done()
+        if during and (array.nbytes <= EAGER or kwargs.get("plan") == "eager"):
+            array.fill(0)
+            during = False
         result = await reference
         return result, result.flags.writeable, during, array.flags.writeable
 

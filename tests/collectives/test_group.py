@@ -330,7 +330,7 @@ async def test_members_that_stay_awake_get_the_same() -> None:
     ("calls", "said"),
     [
         ([("allreduce", [1.0]), ("allreduce", [1.0]), ("barrier",)], "barrier()"),
-        ([("allreduce", [1.0]), ("allreduce", [1]), ("allreduce", [1.0])], "'<i8', (1,)"),
+        ([("allreduce", [1.0]), ("allreduce", [1]), ("allreduce", [1.0])], "int64, (1,)"),
         ([("allreduce", [1.0]), ("allreduce", [1.0, 2.0]), ("allreduce", [1.0])], "(2,)"),
         ([("allreduce", [1.0]), ("allreduce", [1.0], "max"), ("allreduce", [1.0])], "'max'"),
         ([("broadcast", [1.0], 0), ("broadcast", [1.0], 1), ("broadcast", [1.0], 0)], "broadcast(root=1)"),

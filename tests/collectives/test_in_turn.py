@@ -242,7 +242,7 @@ async def test_a_full_store_is_an_error_on_both(full: int) -> None:
 async def test_forged_publications(two: tuple[zc.Group, list[Any]]) -> None:
     group, actors = two
     array = np.ones(COUNT)
-    signature = f"allreduce(<f8, ({COUNT},), {'sum'!r})"
+    signature = f"allreduce(float64, ({COUNT},), {'sum'!r})"
     for _ in range(2):
         await everywhere(actors, "call", group, "allreduce", array)
     session = await current().connections.connect(actors[0]._remote.location[0])

@@ -73,7 +73,7 @@ async def reduced(process: Any, op: str, inputs: list[Any], rank: int, low: int,
     others = [each for number, each in enumerate(inputs) if number != rank]
     own = operand_of(inputs[rank])
     own = own._replace(address=own.address + low * dtype.itemsize)
-    done = await Inflow(process, op, dtype, out).reduce(own, rank, others, low, count, out.ctypes.data)
+    done = await Inflow(process, op, dtype).reduce(own, rank, others, low, count, operand_of(out))
     return done, out
 
 
@@ -130,7 +130,7 @@ def test_what_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.ones(least, np.float32)
 
     def worth(op: str = "sum", array: Any = array, count: int = least, memory: Any = lease) -> bool:
-        return Inflow(FakeProcess(), op, array.dtype, None).is_worth_it(operand_of(array), [lease, memory], count)  # type: ignore[arg-type]
+        return Inflow(FakeProcess(), op, array.dtype).is_worth_it(operand_of(array), [lease, memory], count)  # type: ignore[arg-type]
 
     assert worth()
     assert not worth(count=least - 1), "a frame less costs more"

@@ -56,8 +56,8 @@ def test_rows_are_cut_as_numpy_does() -> None:
 
 
 def test_signatures_name_dtype_and_shape() -> None:
-    assert kinds.described(np.dtype(np.float32), (2, 3)) == "<f4, (2, 3)"
-    assert kinds.described(np.dtype(np.float32), (2, 3), rows=False) == "<f4, rows of (3,)"
+    assert kinds.described(np.dtype(np.float32), (2, 3)) == "float32, (2, 3)"
+    assert kinds.described(np.dtype(np.float32), (2, 3), rows=False) == "float32, rows of (3,)"
     assert "'a'" in kinds.described(np.dtype([("a", "i4")]), (1,))
 
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from zcactor.collectives.sources import OUTSIDE, operand_at, source_of
-from zcactor.errors import ProtocolError
+from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.process.context import current
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -58,5 +58,5 @@ async def test_places_outside_of_the_arena_are_refused() -> None:
             operand_at(process, process.process, offset, given, like)
     with pytest.raises(ProtocolError, match="2 axes came with 1 strides"):
         operand_at(process, process.process, 0, source_of(process, zc.ones(30)[::3]).layout, like)
-    with pytest.raises(KeyError):
+    with pytest.raises(ConnectionLost, match="has ended"):
         operand_at(process, bytes(16), 0, b"", like)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from zcactor.control.beginning import Beginning
@@ -91,6 +92,11 @@ async def test_a_log_that_cannot_be_used() -> None:
     await changed(book, opened_change(OTHER, "host:2"))
     with pytest.raises(LogUnusable, match="another head has begun a cluster with the log the log just now; try again"):
         await Beginning(MemoryLog(book), "the log", CLUSTER, 6.0).campaign(ME)
+    book = MemoryBook()
+    older = msgspec.msgpack.encode({"closed": False, "cluster": CLUSTER, "address": "host:1", "protocol": 13})
+    await changed(book, Change("cluster", "state", older))
+    with pytest.raises(LogUnusable, match=r"speaks protocol 13, and this zcactor speaks \d+: .*; or remove it"):
+        await Beginning(MemoryLog(book), "the log", CLUSTER, 6.0, "remove it").campaign(ME)
     book = MemoryBook()
     await changed(book, Change("cluster", "state", b"?"))
     with pytest.raises(LogUnusable, match="the log the log has an entry of another form: .*; remove it"):

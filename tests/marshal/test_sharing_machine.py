@@ -100,7 +100,9 @@ class SharingMachine(RuleBasedStateMachine):
         for _ in range(2):
             name = os.urandom(16)
             store = Store(64 << 20, name, extent_nbytes=1 << 20)
-            endpoint = LoopbackEndpoint(network, name, (store.arena.address, store.arena.nbytes), 64, EAGER_LIMIT)
+            endpoint = LoopbackEndpoint(
+                network, name, (store.arena.address, store.arena.nbytes, store.arena), 64, EAGER_LIMIT
+            )
             config = zc.Config(eager_limit=EAGER_LIMIT, recv_depth=64)
             process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
             await endpoint.start(process.connections.accepted)

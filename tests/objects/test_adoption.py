@@ -22,7 +22,7 @@ from zcactor.objectstore.ref import RegionKind
 from zcactor.peers.connections import Connections
 from zcactor.process import context
 from zcactor.rpc.parts import Part
-from zcactor.transport.mapping import Mapping
+from zcactor.transport.mapping import ArenaFile, Window
 
 pytestmark = pytest.mark.slow
 PATIENCE = 20.0
@@ -403,13 +403,13 @@ async def test_what_was_moved_here_stays_and_is_written_to(node: zc.Runtime) -> 
 async def test_what_is_copied_is_passed_on_before_the_memory_goes_back(
     node: zc.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_up, may_go = Mapping.give_up, threading.Event()
+    give_up, may_go = Window.give_up, threading.Event()
 
-    def wait(mapping: Mapping, kept: Any) -> None:
+    def wait(window: Window, kept: Any) -> None:
         may_go.wait(PATIENCE)
-        give_up(mapping, kept)
+        give_up(window, kept)
 
-    monkeypatch.setattr(Mapping, "give_up", wait)
+    monkeypatch.setattr(Window, "give_up", wait)
     maker, other = await spawn(Holder), await spawn(Holder)
     inode = await maker.arena()
     array = await maker.made(LARGE)
@@ -466,13 +466,13 @@ async def test_the_rest_of_what_was_moved_here_goes(node: zc.Runtime) -> None:
 
 async def test_it_stays_as_long_as_somebody_else_maps_it(node: zc.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder without room for a copy, for example, still maps it."""
-    is_the_only_one, answers = Mapping.is_the_only_one, []
+    is_the_only_one, answers = ArenaFile.is_the_only_one, []
 
-    def ask(mapping: Mapping) -> bool:
-        answers.append(is_the_only_one(mapping))
+    def ask(file: ArenaFile) -> bool:
+        answers.append(is_the_only_one(file))
         return answers[-1]
 
-    monkeypatch.setattr(Mapping, "is_the_only_one", ask)
+    monkeypatch.setattr(ArenaFile, "is_the_only_one", ask)
     monkeypatch.setattr(adoption, "_RETRY", 0.01)
     maker, other = await spawn(Holder), await spawn(Holder)
     inode = await maker.arena()

@@ -14,6 +14,7 @@ from zcactor.errors import ProtocolError
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
+from zcactor.transport.mapping import Mapped
 
 US, THEM = b"u" * 16, b"t" * 16
 
@@ -21,7 +22,7 @@ US, THEM = b"u" * 16, b"t" * 16
 def session(released: list[int]) -> Any:
     connection = SimpleNamespace(
         peer=SimpleNamespace(arena_nbytes=1000), mapping=None, writable_mapping=None,
-        map=lambda offset, nbytes, writable=False: 5000 + offset,
+        map=lambda offset, nbytes, writable=False: Mapped(5000 + offset, nbytes, None, None),
     )  # fmt: skip
     return SimpleNamespace(connection=connection, release=released.append)
 

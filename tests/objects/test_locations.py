@@ -36,6 +36,7 @@ from zcactor.objectstore.store import Block, Store
 from zcactor.process import context
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.loopback.endpoint import LoopbackConnection, LoopbackEndpoint, LoopbackNetwork
+from zcactor.transport.mapping import Mapped
 from zcactor.transport.verbs.driver.base import VerbsError
 from zcactor.transport.verbs.driver.fake import FakeFabric
 
@@ -124,7 +125,9 @@ class Peers:
         for machine in self.machines:
             process_name = os.urandom(16)
             store = Store(64 << 20, process_name)
-            endpoint: Any = _Endpoint(network, process_name, (store.arena.address, store.arena.nbytes), 64, 4096)
+            endpoint: Any = _Endpoint(
+                network, process_name, (store.arena.address, store.arena.nbytes, store.arena), 64, 4096
+            )
             endpoint.peers = self
             config = zc.Config(eager_limit=4096, recv_depth=64)
             process = Process(process_name, "worker", config, asyncio.get_running_loop(), store, endpoint)
@@ -152,12 +155,14 @@ class Peers:
         """Make a connection record its pulls from now on."""
         pull, source = connection.pull, connection.peer.process
 
-        async def counted(region: RemoteRegion, address: int, keep: object) -> None:
+        async def counted(
+            region: RemoteRegion, address: int, keep: object, commit: Callable[[int, int], None] | None = None
+        ) -> None:
             self.sources.append(source)
             self.authenticated.append(region.authenticate)
             if self.gate is not None:
                 await self.gate(source)
-            await pull(region, address, keep)
+            await pull(region, address, keep, commit)
 
         connection.pull = counted  # type: ignore[method-assign]
         connection.integrity = self.integrity
@@ -519,7 +524,7 @@ async def test_a_lease_on_a_copy_goes_back_where_the_copy_cannot_be_reached(monk
 
         mapped = LoopbackConnection.map
 
-        def refuse(connection: LoopbackConnection, *args: int, **more: bool) -> int:
+        def refuse(connection: LoopbackConnection, *args: int, **more: bool) -> Mapped:
             if connection.maps:
                 raise ConnectionLost("not today")
             return mapped(connection, *args, **more)

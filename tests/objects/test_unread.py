@@ -56,7 +56,7 @@ class Three:
             name = os.urandom(16)
             store = Store(32 << 20, name)
             endpoint: Any = LoopbackEndpoint(
-                network, name, (store.arena.address, store.arena.nbytes), recv_depth=64, eager_limit=4096
+                network, name, (store.arena.address, store.arena.nbytes, store.arena), recv_depth=64, eager_limit=4096
             )
             config = zc.Config(eager_limit=4096, recv_depth=64)
             process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)

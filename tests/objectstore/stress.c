@@ -30,6 +30,7 @@ static int watched_fallocate(int fd, off_t offset, off_t nbytes);
 /* These are the sources, not the header alone: this program watches their system calls, and looks at their statics. */
 #include "../../zcactor/objectstore/heap/blocks.c"
 #include "../../zcactor/objectstore/heap/extents.c"
+#include "../../zcactor/objectstore/heap/forks.c"
 #include "../../zcactor/objectstore/heap/ids.c"
 #include "../../zcactor/objectstore/heap/mapping.c"
 #include "../../zcactor/objectstore/heap/pins.c"
@@ -70,7 +71,7 @@ typedef struct {
 enum { ENDS, PAGES, ALL };
 
 static heap_t *h;
-static int with_memory, flaky, pinning, stopping;
+static int with_memory, flaky, pinning, stopping, forking;
 static unsigned char registered[ARENA / GRANULE + 1]; /* granules that are certainly pinned; relaxed */
 static uint64_t operations;
 static uint64_t *claims; /* a bit per 64 bytes: whether they have an owner */
@@ -87,7 +88,10 @@ static uint64_t below(uint64_t *state, uint64_t limit) { return (next_random(sta
 
 /* ---------------------------------------------------------------- pinned memory is not punched */
 
+static int opening, emulated; /* a heap is being made; the system ignores advice to remove pages */
+
 static int watched_madvise(void *address, size_t nbytes, int advice) {
+    if (advice == MADV_REMOVE && (opening || emulated)) return emulated ? 0 : madvise(address, nbytes, advice);
     uint64_t low = advice == MADV_REMOVE ? (uint64_t)address - (uint64_t)h->base : ARENA;
     int code = madvise(address, nbytes, advice), number = errno;
     for (uint64_t g = low / GRANULE; low < ARENA && g * GRANULE < low + nbytes; g++) /* also newly pinned ones */
@@ -204,6 +208,7 @@ static uint64_t check_tree(uint32_t root, int by_size, int bin, uint64_t *bytes)
 }
 static void verify(void) {
     uint64_t used = 0, free_bytes = 0, all_bytes = 0, nfree = 0, loose = 0, loose_bytes = 0, of_numpy = 0, records = 0;
+    uint64_t retired = 0, retired_bytes = 0;
     uint64_t spare = h->spare != NIL; /* freed, but still in the tree of allocated blocks */
     CHECK(check_tree(h->all, 0, 0, &used) == h->count + spare);
     if (spare) {
@@ -229,9 +234,13 @@ static void verify(void) {
         records++;
         all_bytes += b->size;
         if (b->of_numpy) of_numpy += b->size;
+        if (b->holders == RETIRED) {
+            CHECK(block_from(h, b->offset) != n && has_private(h, b->offset, b->size));
+            retired++, retired_bytes += b->size;
+        }
         CHECK(block_from(h, b->offset) != n || b->offset + b->size <= h->high);
         /* `trim` is at work on this block */
-        if (b->holders && n != h->spare && block_from(h, b->offset) != n) loose++, loose_bytes += b->size;
+        if (b->holders && b->holders != RETIRED && n != h->spare && block_from(h, b->offset) != n) loose++, loose_bytes += b->size;
         if (!b->holders) found_free++;
         if (tail == NIL || b->offset > h->blocks[tail].offset) tail = n;
         if (b->after != NIL) {
@@ -240,9 +249,9 @@ static void verify(void) {
             CHECK(b->holders || after->holders); /* free neighbours are one block */
         }
     }
-    CHECK(tail == h->tail && found_free == nfree && loose <= 1 && of_numpy == h->of_numpy);
-    CHECK(all_bytes == h->capacity && used + free_bytes + loose_bytes == all_bytes &&
-        records == h->count + spare + nfree + loose);
+    CHECK(tail == h->tail && found_free == nfree && loose <= 1 && of_numpy == h->of_numpy && retired_bytes == h->retired);
+    CHECK(all_bytes == h->capacity && used + free_bytes + loose_bytes + retired_bytes == all_bytes &&
+        records == h->count + spare + nfree + loose + retired);
     count(VERIFIED);
 }
 
@@ -340,7 +349,8 @@ static void change(piece_t *p, uint64_t *random) {
     uint64_t now = size_in_heap(p->offset);
     count(code ? MUST_MOVE : RESIZED);
     if (code) {
-        CHECK(size > p->size || flaky);
+        CHECK(size > p->size || flaky || forking); /* a block that a child sees is not cut */
+        if (size < p->size && forking) claim(p->offset + size, p->size - size, 1);
         CHECK(now == p->size || (flaky && now == size)); /* there was room, but no memory */
         if (now > p->size) claim(p->offset + p->size, now - p->size, 1);
         p->size = now;
@@ -480,7 +490,9 @@ static void open_heap(void) {
         fd = memfd_create("stress", MFD_CLOEXEC);
         if (fd < 0 || ftruncate(fd, (off_t)nbytes)) FAIL("no memfd: %s", strerror(errno));
     }
+    opening = 1;
     h = heap_new(fd, with_memory ? nbytes : 0, EXTENT);
+    opening = 0;
     claims = calloc(nbytes / 4096 + 1, sizeof *claims);
     CHECK(h && claims);
     if (flaky) {
@@ -518,7 +530,9 @@ static void finish(worker_t *workers, const pthread_t *pinner) {
     if (pinner) finish_pinning(*pinner); /* it still changes the heap until then */
     verify();
     settle(h);
+    reclaim(h); /* all children have ended */
     verify();
+    CHECK(h->retired == 0 && h->nprivate == 0);
     CHECK(h->used == 0 && h->count == 0 && h->of_numpy == 0 && h->all == NIL);
     CHECK(h->capacity > 0 && h->blocks[largest_block(h)].size == h->capacity && tail_free(h) == h->capacity);
     uint64_t nbytes = with_memory ? ARENA : EXTENT * EXTENTS;
@@ -611,6 +625,7 @@ static void fork_often(uint64_t forks) {
     open_heap();
     piece_t pieces[4];
     int n = 0;
+    forking = 1;
     while (n < 4) n += make(pieces + n, &random);
     operations = UINT64_MAX;
     start(workers, 5);
@@ -680,6 +695,25 @@ static void all_zero(void) {
     CHECK(h->committed == 8 * MIB && bytes_of_file() == 8 * MIB);
     memset(h->base, 7, 8 * MIB);
     CHECK(release(h, 0, 0) == 0);
+}
+/* As under qemu-user: memory that was trimmed is zero and goes back all the same. */
+static void advice_without_effect(void) {
+    emulated = 1;
+    open_heap();
+    CHECK(h->advice_ignored && bytes_of_file() == 0);
+    for (int i = 0; i < 2; i++) {
+        all_zero();
+        CHECK(trim(h, 0, UINT64_MAX) == 8 * MIB && h->committed == 0 && bytes_of_file() == 0);
+    }
+    heap_close(h);
+    heap_free(h);
+    free(claims);
+    emulated = 0;
+    open_heap();
+    CHECK(!h->advice_ignored && bytes_of_file() == 0);
+    heap_close(h);
+    heap_free(h);
+    free(claims);
 }
 /* The system keeps a page: the granule around it stays whole, whichever part the system took before it refused. */
 static void refuse_to_punch(void) {
@@ -757,6 +791,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "refork")) fork_twice();
     else if (!strcmp(mode, "trim")) allocate_while_trimmed();
     else if (!strcmp(mode, "punch")) refuse_to_punch();
+    else if (!strcmp(mode, "ignored")) advice_without_effect();
     else if (!strcmp(mode, "random") || !strcmp(mode, "norandom")) without_random(mode[0] == 'n');
     else {
         fprintf(stderr, "usage: %s offsets|memory|flaky|pinned|flakypinned|fork|trim N [SEED], %s refork|punch|random|norandom\n",

@@ -168,42 +168,20 @@ def test_no_count_is_lost_between_threads() -> None:
     assert counter.snapshot() == {"shared": CopyCount(2000, 64000)}
 
 
-def test_a_copy_is_known_while_both_live_and_nobody_can_have_written() -> None:
+def test_a_copy_is_known_while_it_lives() -> None:
     counter = CopyCounter()
-    array, block = np.zeros(8), Kept()
-    assert counter.known(array) is None
-    array.setflags(write=False)
-    counter.remember(array, block)
-    assert counter.known(array) is block
-    assert counter.known(np.zeros(8)) is None
-    array.setflags(write=True)
-    assert counter.known(array) is None
-    array.setflags(write=False)
-    del block
+    first, second = Kept(), Kept()
+    assert counter.known(4096, 8) is None
+    counter.remember(4096, 8, first)
+    assert counter.known(4096, 8) is first
+    assert counter.known(4096, 9) is None and counter.known(4097, 8) is None
+    counter.remember(4096, 8, second)  # of later bytes at that address
+    del first
     gc.collect()
-    assert counter.known(array) is None
-
-
-def test_a_view_is_not_remembered_because_its_base_can_be_written() -> None:
-    counter = CopyCounter()
-    base, block = np.zeros(8), Kept()
-    view = base[2:]
-    view.setflags(write=False)
-    counter.remember(view, block)
-    assert counter.known(view) is None
-
-
-def test_dead_arrays_are_forgotten() -> None:
-    counter = CopyCounter()
-    block = Kept()
-    for _ in range(3):
-        array = np.zeros(8)
-        array.setflags(write=False)
-        assert counter.known(array) is None
-        counter.remember(array, block)
-        counter.remember(array, block)
-        assert counter.known(array) is block
-        del array
+    assert counter.known(4096, 8) is second
+    del second
+    gc.collect()
+    assert counter.known(4096, 8) is None
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [10, 0, 7], [3_000_000, 5, 4_000_000, 0, 2_500_000, 1]])

@@ -139,6 +139,10 @@ def test_zeroed_memory_is_zero_though_the_system_refused_to_take_it_back(build: 
     assert ended.returncode == 0, ended.stderr
 
 
+def test_zeroed_memory_is_zero_though_the_system_ignores_advice_to_take_it_back(build: Build) -> None:
+    stress(build(*FAST), "ignored")
+
+
 def test_ids_are_random_without_getrandom_and_never_guessable(build: Build) -> None:
     stress(build(*FAST), "random")
     ended = run([*build(*FAST), "norandom"], timeout=20)

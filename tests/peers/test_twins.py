@@ -70,7 +70,9 @@ class Two:
         for _ in range(2):
             name = os.urandom(16)
             store = Store(4 << 20, name)
-            endpoint: Any = LoopbackEndpoint(network, name, (store.arena.address, store.arena.nbytes), 16, 1024)
+            endpoint: Any = LoopbackEndpoint(
+                network, name, (store.arena.address, store.arena.nbytes, store.arena), 16, 1024
+            )
             config = zc.Config(eager_limit=1024, recv_depth=16)
             self.processes.append(Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint))
         for process, other in (self.processes, self.processes[::-1]):

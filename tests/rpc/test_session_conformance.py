@@ -56,7 +56,7 @@ def python_socket(stores: Any) -> tuple[Any, Any]:
 
 def python(stores: Any) -> tuple[Any, Any]:
     """Two ends of a loopback connection, which has no native part."""
-    arenas = tuple((store.arena.address, store.arena.nbytes) for store in stores)
+    arenas = tuple((store.arena.address, store.arena.nbytes, store.arena) for store in stores)
     names = tuple(store.process for store in stores)
     return loopback_pair(processes=names, arenas=arenas, recv_depth=DEPTH)  # type: ignore[arg-type]
 

@@ -7,15 +7,22 @@ import errno
 import fcntl
 import mmap
 import os
+import subprocess
+import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.transport.local_arena import memfd
 from zcactor.errors import ProtocolError
-from zcactor.transport.mapping import Mapping, PrivateMapping, check_seals
+from zcactor.objectstore.lease import Lease
+from zcactor.transport import mapping as module
+from zcactor.transport.mapping import STEP_BITS, ArenaFile, Mapping, PrivateMapping, Window, check_seals
 
 NBYTES = 1 << 16
 
@@ -30,19 +37,25 @@ def is_mapped(fd: int) -> bool:
     return any(int(line.split()[4]) == inode for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_shows_the_file_and_keeps_no_descriptor() -> None:
+def window_of(fd: int, nbytes: int = NBYTES, *, writable: bool = False) -> Window:
+    """A window of all bytes of a file."""
+    return Window(ArenaFile(fd, nbytes, writable=writable), 0, nbytes)
+
+
+def test_shows_the_file_and_keeps_one_descriptor() -> None:
     with memfd(NBYTES) as fd:
         before = len(os.listdir("/proc/self/fd"))
-        mapping = Mapping(fd, NBYTES)
-        assert len(os.listdir("/proc/self/fd")) <= before
+        window = window_of(fd)
+        assert len(os.listdir("/proc/self/fd")) == before + 1
         os.pwrite(fd, b"seen", 1000)
-    assert ctypes.string_at(mapping.address + 1000, 4) == b"seen"
-    mapping.close()
+        assert ctypes.string_at(window.address + 1000, 4) == b"seen"
+        window.close()
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_writes_through() -> None:
     with memfd(NBYTES) as fd:
-        mapping = Mapping(fd, NBYTES, writable=True)
+        mapping = window_of(fd, writable=True)
         ctypes.memmove(mapping.address + 5, b"there", 5)
         assert os.pread(fd, 5, 5) == b"there"
         mapping.close()
@@ -56,53 +69,53 @@ def opened_anew(fd: int, access: int) -> int:
 def test_whether_it_is_the_only_one(writable: bool) -> None:
     with memfd(NBYTES) as fd:
         ours, theirs = opened_anew(fd, os.O_RDWR), opened_anew(fd, os.O_RDWR if writable else os.O_RDONLY)
-        mapping, other = Mapping(ours, NBYTES, writable=True), Mapping(theirs, NBYTES, writable=writable)
+        file, other = ArenaFile(ours, NBYTES, writable=True), window_of(theirs, writable=writable)
         os.close(ours)
-    assert not mapping.is_the_only_one()
+    assert not file.is_the_only_one()
     os.close(theirs)
-    assert not mapping.is_the_only_one(), "it is mapped"
+    assert not file.is_the_only_one(), "it is mapped"
     other.close()
-    assert mapping.is_the_only_one()
-    mapping.close()
-    assert not mapping.is_the_only_one()
+    assert file.is_the_only_one()
+    window = Window(file, 0, NBYTES)
+    assert file.is_the_only_one(), "its own windows do not count"
+    window.close()
 
 
 def test_one_that_cannot_be_written_to_does_not_know() -> None:
     with memfd(NBYTES) as fd:
-        mapping = Mapping(fd, NBYTES)
-        assert not mapping.is_the_only_one()
-        mapping.close()
+        assert not ArenaFile(fd, NBYTES).is_the_only_one()
 
 
 def test_what_is_punched_goes_back_and_the_rest_stays() -> None:
     page = mmap.PAGESIZE
     with memfd(NBYTES) as fd:
         os.pwrite(fd, b"x" * NBYTES, 0)
-        mapping = Mapping(fd, NBYTES, writable=True)
-        mapping.punch([(page, page), (4 * page, 2 * page)])
+        file = ArenaFile(fd, NBYTES, writable=True)
+        mapping = Window(file, 0, NBYTES)
+        file.punch([(page, page), (4 * page, 2 * page)])
         assert os.fstat(fd).st_blocks * 512 == 3 * page
         for number, byte in enumerate(b"0x00xx0"):
             found = ctypes.string_at(mapping.address + number * page, page)
             assert found == (b"x" if byte == ord("x") else b"\0") * page
-        mapping.punch([])
+        file.punch([])
         assert os.fstat(fd).st_blocks == 0
         mapping.close()
         read_only = opened_anew(fd, os.O_RDONLY)
         with pytest.raises(OSError, match="cannot give back"):
-            Mapping(read_only, NBYTES).punch([])
+            ArenaFile(read_only, NBYTES).punch([])
         os.close(read_only)
 
 
 def test_close_is_idempotent_and_so_is_letting_go() -> None:
     with memfd(NBYTES) as fd:
-        mapping = Mapping(fd, NBYTES)
+        mapping = window_of(fd)
         address = mapping.address
         assert mapped(address)
         mapping.close()
         mapping.close()
         assert mapping.address == 0
         assert not mapped(address)
-        mapping = Mapping(fd, NBYTES)
+        mapping = window_of(fd)
         address = mapping.address
         other_holder = mapping
         del mapping
@@ -115,14 +128,14 @@ def test_read_only_descriptor_cannot_be_mapped_writable() -> None:
     with memfd(NBYTES) as fd:
         read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         with pytest.raises(OSError, match="cannot map") as refused:
-            Mapping(read_only, NBYTES, writable=True)
+            window_of(read_only, writable=True)
         os.close(read_only)
     assert refused.value.errno == errno.EACCES
 
 
 def test_nothing_is_unmapped_at_exit() -> None:
     with memfd(NBYTES) as fd:
-        mapping = Mapping(fd, NBYTES)
+        mapping = window_of(fd)
         mapping.__del__(lambda: True)
         assert mapping.address
         mapping.__del__(lambda: False)
@@ -158,7 +171,7 @@ class TestPrivate:
     def test_writes_are_seen_by_nobody_else(self) -> None:
         with memfd(NBYTES) as fd:
             os.pwrite(fd, b"shared bytes", 5000)
-            mapping = Mapping(fd, NBYTES, spare=True)
+            mapping = window_of(fd)
             for private in (mapping.private(5000, 12, None), PrivateMapping.of(fd, 5000, 12, None)):
                 array = np.asarray(private)
                 assert array.tobytes() == b"shared bytes"
@@ -171,7 +184,7 @@ class TestPrivate:
     def test_shows_what_the_file_holds_when_it_is_made(self) -> None:
         # The same range is mapped again after its bytes became another object's: no page of an earlier one may be left.
         with memfd(NBYTES) as fd:
-            mapping = Mapping(fd, NBYTES, spare=True)
+            mapping = window_of(fd)
             for text in (b"first", b"other"):
                 os.pwrite(fd, text, 0)
                 array = np.asarray(mapping.private(0, 5, None))
@@ -183,7 +196,7 @@ class TestPrivate:
             pass
 
         with memfd(NBYTES) as fd:
-            mapping = Mapping(fd, NBYTES, spare=True)
+            mapping = window_of(fd)
             before = mappings()
             keep = Keep()
             kept = weakref.ref(keep)
@@ -199,11 +212,14 @@ class TestPrivate:
     @pytest.mark.parametrize(("offset", "nbytes"), [(0, 0), (-1, 5), (NBYTES - 4, 5), (0, NBYTES + 1), (2**63, 1)])
     def test_range_outside_is_refused(self, offset: int, nbytes: int) -> None:
         with memfd(NBYTES) as fd:
-            assert Mapping(fd, NBYTES, spare=True).private(offset, nbytes, None) is None
+            assert window_of(fd).private(offset, nbytes, None) is None
 
-    def test_needs_a_spare_mapping(self) -> None:
+    def test_bytes_of_another_window_are_refused(self) -> None:
+        page = mmap.PAGESIZE
         with memfd(NBYTES) as fd:
-            assert Mapping(fd, NBYTES).private(0, 5, None) is None
+            window = Window(ArenaFile(fd, NBYTES), page, page)
+            assert window.private(page, page, None) is not None
+            assert window.private(page - 1, 2, None) is window.private(2 * page - 1, 2, None) is None
 
 
 def mappings() -> int:
@@ -219,7 +235,7 @@ def test_other_pages_in_the_place_of_these() -> None:
     page = mmap.PAGESIZE
     with memfd(8 * page) as first, memfd(4 * page) as second:
         os.pwrite(first, bytes(range(8)) * page, 0)
-        mapping = Mapping(first, 8 * page, spare=True)
+        mapping = window_of(first, 8 * page)
         view = (ctypes.c_ubyte * (8 * page)).from_address(mapping.address)
         before = bytes(view[2 * page : 4 * page])
         os.pwrite(second, before, page)
@@ -242,7 +258,7 @@ def test_pages_that_cannot_be_replaced_stay() -> None:
     page = mmap.PAGESIZE
     with memfd(2 * page) as fd:
         os.pwrite(fd, b"\5" * 2 * page, 0)
-        mapping = Mapping(fd, 2 * page)
+        mapping = window_of(fd, 2 * page)
         for wrong in ((page, page, -1, 0), (page, page, fd, 1)):
             with pytest.raises(OSError, match="cannot map"):
                 mapping.replace(*wrong)
@@ -250,3 +266,138 @@ def test_pages_that_cannot_be_replaced_stay() -> None:
         mapping.give_up([(0, page), (page, page)])
         assert ctypes.string_at(mapping.address, 2 * page) == b"\5" * 2 * page
         mapping.close()
+
+
+# ---------------------------------------------------------------- windows
+
+STEP = 1 << STEP_BITS
+ARENA = 12 << 40 - 2
+"""Bytes of an arena on a host of about 12 TiB: 3 TiB, most of which is never touched."""
+
+
+def address_space() -> int:
+    """Bytes of address space that this process takes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[int]:
+    with memfd(ARENA) as fd:
+        yield fd
+
+
+borders = st.sampled_from([0, 1, STEP - 1, STEP, STEP + 1, 2 * STEP, 5 * STEP - 3, ARENA // 2, ARENA - STEP, ARENA])
+lengths = st.sampled_from([0, 1, 4096, STEP - 1, STEP, STEP + 1, 2 * STEP, 3 * STEP + 7, 64 * STEP, ARENA // 2, ARENA])
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(borders, st.integers(-2, 2), lengths), min_size=1, max_size=6))
+def test_each_region_lies_in_its_window(large: int, wanted: list[tuple[int, int, int]]) -> None:
+    """At each place: its bytes are those of the file, it has one address, and its window is little larger."""
+    mapping = Mapping(large, ARENA)
+    for border, shift, nbytes in wanted:
+        offset = min(max(border + shift, 0), ARENA)
+        nbytes = min(nbytes, ARENA - offset)
+        mapped = mapping.map(offset, nbytes)
+        window = mapped.owner
+        assert type(window) is Window
+        assert window.low <= offset <= offset + nbytes <= window.end == window.low + window.nbytes
+        assert mapped.address == window.base + offset and mapped.nbytes == nbytes
+        assert window.nbytes <= max(2 * STEP, 4 * nbytes)
+        assert mapping.map(offset, nbytes).owner is window
+        for at in {offset, offset + nbytes - 1} if nbytes else ():
+            os.pwrite(large, bytes([at % 251]), at)
+            assert ctypes.string_at(window.base + at, 1) == bytes([at % 251])
+
+
+def test_a_thousand_peers_on_a_host_of_12_tib(large: int) -> None:
+    """Their arenas have 3,000 TiB, where an address space has 128."""
+    before = address_space()
+    mappings = [Mapping(large, ARENA) for _ in range(1000)]
+    mapped = [mapping.map(number * STEP, 4096) for number, mapping in enumerate(mappings)]
+    assert len({each.address for each in mapped}) == 1000
+    assert address_space() - before <= 1000 * 2 * STEP + (1 << 30)
+    os.pwrite(large, b"here", 7 * STEP)
+    assert ctypes.string_at(mapped[7].address, 4) == b"here"
+
+
+def test_windows_that_nothing_points_into_go_where_there_are_many(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_NBYTES", 20 * STEP)
+    monkeypatch.setattr(module, "_space", module._Space())
+    mapping, other = Mapping(large, ARENA), Mapping(large, ARENA)
+    read = mapping.map(0, 1)
+    lease = Lease(b"o" * 16, 1, 4 * STEP, 8, 0, None, lambda _: None)
+    window = mapping.window(4 * STEP, 8)
+    lease.place(window.base + 4 * STEP, window)
+    before = address_space()
+    for number in range(200):
+        (mapping, other)[number % 2].map(2 * number * STEP, 8)
+    assert address_space() - before <= 21 * STEP
+    assert mapping.map(0, 1).owner is read.owner, "it was read all the time"
+    assert mapping.window(4 * STEP, 8) is lease.mapping, "an array lies in it"
+    os.pwrite(large, b"held", 4 * STEP)
+    assert ctypes.string_at(lease.address, 4) == b"held"
+
+
+def test_windows_that_are_all_used_stay(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_NBYTES", 4 * STEP)
+    monkeypatch.setattr(module, "_space", module._Space())
+    mapping = Mapping(large, ARENA)
+    used = [mapping.map(2 * number * STEP, 8) for number in range(50)]
+    assert len({each.address for each in used}) == 50
+    for number in (0, 49):
+        os.pwrite(large, b"used", 2 * number * STEP)
+        assert ctypes.string_at(used[number].address, 4) == b"used"
+
+
+def test_a_window_goes_with_the_last_that_points_into_it() -> None:
+    with memfd(NBYTES) as fd:
+        mapping = Mapping(fd, NBYTES)
+        mapped = mapping.map(5, 10)
+        window = mapped.owner
+        assert isinstance(window, Window) and window.in_use
+        del mapping, window
+        assert is_mapped(fd)
+        del mapped
+        assert not is_mapped(fd)
+
+
+def test_use_ends_with_the_last_of_the_bytes() -> None:
+    with memfd(NBYTES) as fd:
+        window = window_of(fd)
+        used = [window.in_use]
+        first, second = window.map(0, 5), window.map(5, 5)
+        del first
+        used.append(window.in_use)
+        del second
+        assert [*used, window.in_use] == [False, True, False]
+
+
+LIMITED = """
+import os, resource, sys
+from zcactor.errors import OutOfMemory
+from zcactor.transport.mapping import Mapping, STEP_BITS
+step = 1 << STEP_BITS
+fd = os.memfd_create("arena")
+os.ftruncate(fd, 1 << 40)
+first, second = Mapping(fd, 1 << 40), Mapping(fd, 1 << 40)
+used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE")
+resource.setrlimit(resource.RLIMIT_AS, (used + 5 * step, used + 5 * step))
+for number in range(20):  # each takes two steps: those before are dropped
+    (first, second)[number % 2].map(2 * number * step, 1)
+kept = [first.map(2 * number * step, 1) for number in range(2)]
+single = first.map(100 * step + 5000, 10)
+assert single.owner.nbytes < 8192, "no window has room, but a page has"
+try:
+    first.map(0, 8 * step)
+except OutOfMemory as error:
+    print(error)
+assert len({each.address for each in kept}) == 2
+"""
+
+
+def test_limited_address_space() -> None:
+    """Unused windows are dropped first; then the bytes alone are mapped; then an error says which limit to raise."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "ulimit -v" in done.stdout and "vm.max_map_count" in done.stdout

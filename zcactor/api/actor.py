@@ -295,9 +295,9 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     kept = recipe if within else None
-    made = for_spawn()
+    made, interface = for_spawn(), Interface.of(cls).wire()
     with _telling(process, name):
-        handle, existed = await process.head.ask_agent("reserve", plain, name, Interface.of(cls).wire(), kept, *made)
+        handle, existed = await process.head.ask_agent("reserve", plain, name, interface, kept, *made)
     if existed:
         return handle
     remote = handle._remote
@@ -305,7 +305,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     failure = "its spawn was cancelled"
     try:
         session = await process.connections.connect(host_process)
-        await process.requests.ask(session, "create", index, made.actor, made.object_id, 0, plain, recipe)
+        await process.requests.ask(session, "create", index, made.actor, made.object_id, 0, plain, interface, recipe)
         await process.head.ask_agent("constructed", remote.actor_id, None)
         failure = ""
     except RemoteError as error:

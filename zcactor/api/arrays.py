@@ -15,7 +15,7 @@ from zcactor.marshal.foreign import array_over_foreign
 from zcactor.marshal.move import UNUSABLE, is_moved
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.marshal.placing import place
-from zcactor.marshal.sharing import is_of, is_open, reason_to_copy, share, snapshot
+from zcactor.marshal.sharing import CLAIMED, is_of, is_open, reason_to_copy, share, snapshot
 from zcactor.native import hot
 from zcactor.objectstore.heap import allocate_elsewhere, use_handler
 from zcactor.objectstore.lease import Lease
@@ -206,7 +206,7 @@ def freeze(x: T) -> T:
     Raises:
         NotInitialized: no runtime is running.
         TypeError: `x` is no such array, or its elements are Python objects or strings of variable width.
-        ValueError: `x` was handed over by `move`.
+        ValueError: `x` was handed over by `move`, or takes the result of a group's operation that is not done.
         OutOfMemory: the store cannot hold the copy.
     """
     names = hot.references(x)
@@ -241,6 +241,8 @@ def _frozen(process: Any, array: Array, *, alone: bool) -> Array:
             f"zc.freeze: dtype {array.dtype} is not plain bytes, and nothing keeps Python objects from being changed; "
             "convert the array first"
         )
+    if not array.flags.writeable and hot.claimed(array):
+        raise ValueError(f"zc.freeze: {CLAIMED}")
     store, reason = process.store, reason_to_copy(process.store, array)
     if (alone or not is_open(store, array)) and (holder := share(store, array)) is not None:
         if type(holder) is Block and holder.of_numpy:

@@ -9,6 +9,7 @@ from threading import TIMEOUT_MAX, Lock, get_ident
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from zcactor.errors import ActorDied, ProtocolError
+from zcactor.later import np
 from zcactor.marshal.packed import shared
 from zcactor.objectstore.ref import RegionKind
 from zcactor.process.context import current, current_or_none
@@ -281,13 +282,24 @@ def result_of(call: Call, timeout: float | None) -> Any:
 
 def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
     """The result as it travels on: payload, parts, flags. Arrays that were handed over to this process are shared from
-    then on."""
-    if any(part.kind == RegionKind.MOVED for part in call.parts):
-        if call.decoded:  # a caller that awaited it has the array, and may have written to it
-            call.payload, call.parts, call.flags = current().marshaller.pack(call.value)
-        else:
-            call.parts = shared(call.parts)
+    then on. A caller that has awaited such an array may have written to it: what travels on is the array as it is now,
+    whatever its size."""
+    moved = any(part.kind == RegionKind.MOVED for part in call.parts)
+    if call.decoded and (moved or _is_ours(call.value)):
+        call.payload, call.parts, call.flags = current().marshaller.pack(call.value)
+    elif moved:
+        call.parts = shared(call.parts)
     return _packed(call)
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a value that came here has an array that was handed over: no other one can be written to."""
+    cls = type(value)
+    if cls is np.ndarray:
+        return bool(value.flags.writeable)
+    if cls is list or cls is tuple:
+        return any(map(_is_ours, value))
+    return cls is dict and any(map(_is_ours, value.values()))
 
 
 def _packed(call: Call) -> tuple[Any, Sequence[Part], int]:

@@ -25,6 +25,7 @@ from zcactor.errors import (
 )
 from zcactor.interface import Interface, MethodSpec, shown
 from zcactor.marshal.move import restore
+from zcactor.marshal.sharing import reopen
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
 from zcactor.rpc.parts import Part
@@ -72,7 +73,9 @@ class RemoteActor:
         self.max_pending = max_pending
         self.max_retries = max_retries
         self.label = f"{interface.class_name}({shown(name) if name else actor_id.hex()[:8]})"
-        self.session: Session | None = None
+        self.route: tuple[Session, int] | None = None
+        """The session by which calls are sent, and the actor's index at its other end: read together, as other threads
+        send calls while the actor moves, and the index may be that of another actor elsewhere."""
         self.death: str | None = None
         """The cause of the actor's death; None while the actor is not known to be dead."""
         self.hold: Any = None
@@ -94,6 +97,11 @@ class RemoteActor:
         """Cleared while calls wait for a connection."""
         self.connected.set()
 
+    @property
+    def session(self) -> Session | None:
+        """The session with the actor's process; None while there is none."""
+        return None if self.route is None else self.route[0]
+
     # ---------------------------------------------------------------- calling
 
     def call(
@@ -114,22 +122,24 @@ class RemoteActor:
         call = Call(process.process, process.loop, process.thread)
         call.label = spec.label
         call.retrieved = True  # until its reference exists: the call may fail before that, here or on the loop's thread
+        if self.death is not None:  # before its arguments are packed, which closes arrays
+            call.target = self
+            call.fail(ActorDied(self.label, self.death, False))
+            return call
         # Where the connection may change before the call is sent, the payload must fit every connection.
-        session = None if retries else self.session
-        eager_limit = 0 if session is None else session.connection.eager_limit
+        route = None if retries else self.route
+        eager_limit = 0 if route is None else route[0].connection.eager_limit
         moved: list[Any] = []
+        closed: list[Any] = []
         marshaller = process.marshaller
         try:
-            payload, parts, flags = marshaller.pack_call(args, kwargs, eager_limit, moved, direct=True)
+            payload, parts, flags = marshaller.pack_call(args, kwargs, eager_limit, moved, closed=closed, direct=True)
         except FailedArgumentError as error:
             call.fail(error.failure.with_traceback(None))
             return call
-        if moved:
-            call.undo = partial(restore, moved)
+        if moved or closed:
+            call.undo = partial(_give_back, moved, closed)
         call.target = self
-        if self.death is not None:
-            call.fail(ActorDied(self.label, self.death, False))
-            return call
         call.on_done = self.closed
         self.unfinished.add(call)
         deadline = call_deadline.get()
@@ -155,15 +165,15 @@ class RemoteActor:
                 return True
 
             call.resend = resend
-        if session is None:
-            session = self.session
+        if route is None:
+            route = self.route
         first = parts
         try:
             if retries and moved:
                 first = marshaller.duplicate(parts)
-            if session is not None:
+            if route is not None:
                 try:
-                    session.send_call(call, self.location[1], spec.code, flags, timeout_ns, payload, first)
+                    route[0].send_call(call, route[1], spec.code, flags, timeout_ns, payload, first)
                 except ConnectionLost:
                     pass
                 else:
@@ -212,17 +222,18 @@ class RemoteActor:
 
     def _queue(self, unsent: _Unsent) -> None:
         with self._lock:
-            if self.session is None:
+            route = self.route
+            if route is None:
                 self._unsent.append(unsent)
                 if not self._opening:
                     self._opening = True
                     self.connected.clear()
                     self.process.tasks.start(self._open())
                 return
-            session = self.session
+        session, index = route
         call, code, flags, timeout_ns, payload, parts = unsent
         try:
-            session.send_call(call, self.location[1], code, flags, timeout_ns, payload, parts)
+            session.send_call(call, index, code, flags, timeout_ns, payload, parts)
         except ConnectionLost as error:
             call.fail(ActorUnavailable(self.label, str(error), call.sent_before))
 
@@ -254,21 +265,22 @@ class RemoteActor:
                     return
                 self._left = False
             attempt += 1
+            place = self.location  # news may change it while this waits
             try:
                 async with asyncio.timeout_at(None if attempt == 1 else begun + REACH):
-                    session = await self.process.connections.connect(self.location[0])
+                    session = await self.process.connections.connect(place[0])
             except TimeoutError:
                 break
             except ConnectionLost as error:
                 cause = str(error.args[0])
             else:
-                if self._drain(session):
+                if self._drain(session, place[1]):
                     return
             state, location, why = await self.process.head.locate(self.actor_id)
             if state == "dead":
                 self.die(why)
                 return
-            if location != self.location:
+            if location != place:
                 self.location = location
                 begun, pause, attempt = loop.time(), _FIRST_PAUSE, 0
                 continue
@@ -298,7 +310,7 @@ class RemoteActor:
             f"does not reach it at {there}: look at the network between the two"
         )
 
-    def _drain(self, session: Session) -> bool:
+    def _drain(self, session: Session, index: int) -> bool:
         session = session.in_use
         if session.closed is not None:  # its end is reported to the stand-ins of before
             return False
@@ -310,13 +322,13 @@ class RemoteActor:
                 call, code, flags, timeout_ns, payload, parts = self._unsent[0]
                 if not call.done:
                     try:
-                        session.send_call(call, self.location[1], code, flags, timeout_ns, payload, parts)
+                        session.send_call(call, index, code, flags, timeout_ns, payload, parts)
                     except ConnectionLost:
                         return False
                     except Exception as error:  # an argument refers to a lost object, say: later calls go on
                         call.fail(error.with_traceback(None))
                 self._unsent.popleft()
-            self.session = session
+            self.route = (session, index)
             self._opening = False
             self.connected.set()
             self.process.sessions.watch(session, self)
@@ -325,9 +337,9 @@ class RemoteActor:
     async def change(self, old: Session, new: Session) -> None:
         """Use `new` instead of its twin `old`, once the peer has received everything that was sent by `old`."""
         with self._lock:
-            if self.session is not old:
+            if self.route is None or self.route[0] is not old:
                 return
-            self.session = None
+            index, self.route = self.route[1], None
             self._opening = True
             self.connected.clear()
         try:
@@ -337,14 +349,14 @@ class RemoteActor:
         except ZcactorError:  # `old` is lost, and the calls that were open on it have failed
             await self._open()
             return
-        if not self._drain(new):
+        if not self._drain(new, index):
             await self._open()
 
     def leave(self, session: Session) -> None:
         """Stop using `session`, on which no call is open: the next call opens a connection."""
         with self._lock:
             if self.session is session:
-                self.session = None
+                self.route = None
 
     def _give_up(self, error: Callable[[bool], ActorUnavailable | ActorDied]) -> None:
         """Fail the waiting calls with ``error(maybe_executed)``: an earlier attempt of a call may have run."""
@@ -359,7 +371,7 @@ class RemoteActor:
     def die(self, cause: str) -> None:
         """Record that the actor is dead for good, and fail every call that waits for it."""
         self.death = cause
-        self.session = None
+        self.route = None
         self._give_up(lambda maybe: ActorDied(self.label, cause, maybe))
 
     def given_up(self, calls: Sequence[Call], cause: str) -> None:
@@ -423,7 +435,7 @@ class RemoteActor:
         with self._lock:
             if self._opening:  # then it is followed from the place that is being opened
                 return
-            self.session = None
+            self.route = None
             self._opening = True
             self.connected.clear()
             self._left = True
@@ -467,7 +479,7 @@ class RemoteActor:
 
     async def lost(self, calls: Sequence[Call], cause: str) -> None:
         """Find out the actor's state after the connection to its process ended with `calls` open."""
-        self.session = None
+        self.route = None
         location: tuple[bytes, int] | None
         try:
             state, location, why = await self.process.head.locate(self.actor_id, calls_wait=True)
@@ -487,6 +499,12 @@ class RemoteActor:
             error = ActorUnavailable(self.label, reason, maybe)
             if call.resend is None or not call.resend(call, error):
                 call.fail(error)
+
+
+def _give_back(moved: list[Any], closed: list[Any]) -> None:
+    """Undo what packing did to the arguments of a call that was not sent."""
+    restore(moved)
+    reopen(closed)
 
 
 def _place(returned: _Returned) -> tuple[int, int]:

@@ -48,8 +48,9 @@ class RemoteMethod:
             # The native path, for plain arguments; `RemoteActor.call` does the same for all. Code is written out here
             # instead of called, because after a context switch a Python function costs a multiple of its warm time.
             actor = self._actor
-            session = actor.session
-            if session is not None and session.wire is not None and call_deadline.get() is None:
+            route = actor.route
+            if route is not None and route[0].wire is not None and call_deadline.get() is None:
+                session, index = route
                 process = actor.process
                 call = _new_call(Call)
                 call.owner = process.process
@@ -64,9 +65,9 @@ class RemoteMethod:
                 try:
                     sent = False
                     if len(unfinished) <= actor.max_pending:
-                        sent = session.wire.call(call, actor.location[1], spec.code, args)
+                        sent = session.wire.call(call, index, spec.code, args)
                         if sent is None:  # there are references among the arguments
-                            sent = process.pushes.call(call, session, actor.location[1], spec.code, args)
+                            sent = process.pushes.call(call, session, index, spec.code, args)
                 except BaseException:  # the call cannot be sent, and does not count
                     unfinished.discard(call)
                     raise

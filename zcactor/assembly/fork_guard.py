@@ -7,6 +7,7 @@ waiters are not woken, and no task is started.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from queue import Empty
@@ -14,10 +15,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zcactor.errors import ForkedProcess
+from zcactor.objectstore.forks import living_leases
+from zcactor.objectstore.heap import child
 from zcactor.process import context
 from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Coroutine
 
     from zcactor.assembly.process import Process
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["abandon", "watch_forks"]
 
 _watching = False
+_kept: dict[int, list[Any]] = {}
+"""Leases on bytes that a child may read, by the descriptor that ends with the child."""
+_inherited: list[Any] = []
+"""Leases that this process's parent kept for its children: giving them back is the parent's business."""
 
 
 def watch_forks() -> None:
@@ -32,10 +40,36 @@ def watch_forks() -> None:
     global _watching
     if not _watching:
         _watching = True
-        os.register_at_fork(after_in_child=_let_go)
+        os.register_at_fork(after_in_parent=_keep_leases, after_in_child=_let_go)
+
+
+def _keep_leases() -> None:
+    """Keep all leases until the child has ended, so that no owner uses memory again that the child reads."""
+    process: Any = context.current_or_none()
+    leases = living_leases()
+    fd = child() if process is not None and leases else None
+    if fd is None:
+        return
+    _kept[fd] = leases
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection to give a lease back by
+        process.loop.call_soon_threadsafe(_watch, process.loop, fd)
+
+
+def _watch(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    loop.add_reader(fd, _ended, loop, fd)
+
+
+def _ended(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    loop.remove_reader(fd)
+    os.close(fd)
+    del _kept[fd]
 
 
 def _let_go() -> None:
+    for fd, leases in _kept.items():
+        os.close(fd)
+        _inherited.append(leases)
+    _kept.clear()
     process: Any = context.current_or_none()
     if process is not None:
         abandon(process)
@@ -74,7 +108,7 @@ def abandon(process: Process) -> None:
     refusal: Any = _Refusal(error)
     for actor in list(process.sessions.remotes.values()):
         actor._lock = threading.Lock()
-        actor.session = refusal
+        actor.route = (refusal, 0)
     for session in list(process.sessions.all()):
         session.lock = threading.Lock()
         session.closed = error

@@ -293,6 +293,11 @@ class SystemActor:
         return self._groups().offer(key, to, source, seq, object_id, offset, nbytes)
 
     @inline
+    def group_input(self, key: bytes, to: int, seq: int) -> tuple[int, bytes]:
+        """Take a rank's input to memory of this process; see `zcactor.collectives.groups.Groups.input`."""
+        return self._groups().input(key, to, seq)
+
+    @inline
     def group_gpu(
         self, key: bytes, to: int, source: int, attempt: int, uuid: str, reason: str, name: Any
     ) -> object:  # fmt: skip
@@ -323,6 +328,11 @@ class SystemActor:
     def group_forget(self, key: bytes) -> object:
         """Forget a group that nobody holds any more."""
         return self._told(self._groups().forget, key)
+
+    @inline
+    def group_state(self, key: bytes, rank: int) -> tuple[int, str, list[str]]:
+        """Tell what a member does that others wait for; see `zcactor.collectives.groups.Groups.state`."""
+        return self._groups().state(key, rank)
 
     @inline
     def group_facts(self, key: bytes) -> Any:
@@ -379,8 +389,8 @@ class SystemActor:
         return self._stats().plain()
 
     async def create(
-        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], recipe: Packed,
-        epoch: int | None = None,
+        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], interface: bytes,
+        recipe: Packed, epoch: int | None = None,
     ) -> None:  # fmt: skip
         """Make an actor, in a worker; see `zcactor.node.worker_main.Worker.create`.
 
@@ -393,7 +403,7 @@ class SystemActor:
         """
         if epoch is not None:
             self.known.check(epoch)
-        await self.worker.create(index, actor_id, object_id, restarts, options, recipe)
+        await self.worker.create(index, actor_id, object_id, restarts, options, interface, recipe)
 
     async def stop(self, index: int, epoch: int) -> None:
         """End an actor after its queued calls, in a worker, at the word of the head of `epoch`.

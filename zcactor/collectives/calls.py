@@ -12,7 +12,6 @@ from zcactor.collectives.exchanges import AllToAll, Concatenate, ConcatenateOver
 from zcactor.collectives.plans import pieces_by
 from zcactor.collectives.prompt import begin_broadcast, begin_gather
 from zcactor.collectives.starting import start
-from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.on_gpu import is_on_gpu
 
 if TYPE_CHECKING:
@@ -62,13 +61,13 @@ def allgather(member: Member, x: Any, concat: bool, timeout: float | None) -> Ob
     what = "Group.allgather"
     if type(x) is not ndarray and is_on_gpu(x):
         return _on_gpus().allgather(member, x, concat, timeout)  # type: ignore[no-any-return]
-    array = x if type(x) is ndarray and is_shareable(x.dtype) else kinds.as_array(x, what)
+    array = kinds.as_array(x, what)
     if not concat:
         return begin_gather(member, array, timeout)
     if not array.ndim:
         raise ValueError(f"{what}: arrays without axes cannot be concatenated; pass concat=False, or x[None]")
     make = Concatenate if member.rails.one_host else ConcatenateOverHosts
-    return start(member, what, timeout, lambda process, call: make(process, call, array))
+    return start(member, what, timeout, lambda process, call: make(process, call, array, member.eager_nbytes))
 
 
 def broadcast(member: Member, root: int, x: Any, timeout: float | None) -> ObjectRef[Any]:

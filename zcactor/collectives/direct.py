@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zcactor.collectives.folding import Operand, fold_by_terms, wide_dtype
+from zcactor.collectives.folding import Operand, fold_by_terms, operand_of, wide_dtype
 from zcactor.collectives.inflow import Inflow
-from zcactor.collectives.sources import InputPlace, Piece, lendable, operand_at, source_of
+from zcactor.collectives.sources import InputPlace, Piece, lendable, operand_at, reach_inputs, source_of
 from zcactor.collectives.staged import StagedReduction
 from zcactor.errors import ProtocolError
 from zcactor.objectstore.store import Block
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zcactor.collectives.operations import Publication, Ranked
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
+    from zcactor.transport.mapping import Mapped
 
 __all__ = ["Direct"]
 
@@ -97,7 +98,7 @@ class Direct(StagedReduction):
     async def stages(self) -> None:
         """Reduce our part, and then take the parts of others where the result is shared."""
         rails, rank = self.member.rails, self.member.rank
-        await self._reach()
+        await reach_inputs(self, [other for other in self._near if other != rank])
         if not self._lends:
             for other in rails.served(rank):
                 await self._lend_sum(other)
@@ -107,16 +108,16 @@ class Direct(StagedReduction):
         finished: Piece | None = None
         if not self._share:
             self.result = self.process.store.empty(self.shape, dtype)
-            await self._reduce(low, high, self.result.ctypes.data)
+            await self._reduce(low, high, operand_of(self.result))
         elif nbytes:
             shared = self._shared_result()
             if type(shared) is Block:
                 finished = Piece(shared, shared.offset + low * dtype.itemsize, nbytes)
-                await self._reduce(low, high, finished.address)
+                await self._reduce(low, high, Operand(finished.address, None, finished))
             else:  # ours to lend is what lies in our own arena
                 block = self.own_block(nbytes)
                 finished = Piece(block, block.offset, nbytes)
-                await self._reduce(low, high, block.address)
+                await self._reduce(low, high, Operand(block.address, None, block))
         self.done_with([other for other in rails.far(rank) if self._lends_to_us(other)])
         if not self._share:
             return
@@ -124,15 +125,6 @@ class Direct(StagedReduction):
             for other in rails.partners(rank):
                 self.lend(other, finished)
         await self._put_together(finished)
-
-    async def _reach(self) -> None:
-        """Connect to the owners of the inputs of our host: arrays of further processes, which came as arguments."""
-        used, own = self.process.sessions.used, self.process.process
-        owners = {self.published[rank].owner for rank in self._near} - {own}
-        await all_of([self._connected(owner) for owner in owners if owner not in used])
-
-    async def _connected(self, owner: bytes) -> None:
-        await self.process.connections.connect(owner)
 
     def _lends_to_us(self, other: int) -> bool:
         """Whether a rank of another host lends its input to ours, and not a part of its host's sum."""
@@ -155,7 +147,7 @@ class Direct(StagedReduction):
         block = self.own_block(count * self._wide.itemsize)
         inputs = self._inputs(self._near)
         self._taken += count * self.array.itemsize * len(inputs)
-        await self.fold_to(inputs, block.address, low, count, self._widened, 0)
+        await self.fold_to(inputs, Operand(block.address, None, block), low, count, self._widened, 0)
         return block
 
     @property
@@ -170,8 +162,8 @@ class Direct(StagedReduction):
             block = await self._sum_of_host(low, high)
             self.lend(rank, Piece(block, block.offset, block.nbytes))
 
-    async def _reduce(self, low: int, high: int, out: int) -> None:
-        """Reduce elements of the inputs of all ranks to an address."""
+    async def _reduce(self, low: int, high: int, out: Operand) -> None:
+        """Reduce elements of the inputs of all ranks to the memory of `out`."""
         rails, dtype, size = self.member.rails, self.array.dtype, self.member.size
         count = high - low
         if not count:
@@ -188,7 +180,7 @@ class Direct(StagedReduction):
             ])  # fmt: skip
             nbytes = count * dtype.itemsize * size
             await self.compute(
-                lambda: fold_by_terms(self.op, dtype, operands, rails.terms, out, 0, count), nbytes
+                lambda: fold_by_terms(self.op, dtype, operands, rails.terms, out.address, 0, count), nbytes
             )  # fmt: skip
             self._taken += nbytes
             return
@@ -196,10 +188,10 @@ class Direct(StagedReduction):
         await self.fold_to(operands, out, 0, count, None, size)
         self._taken += count * dtype.itemsize * (len(rails.ranks) - 1)
 
-    async def _as_they_arrive(self, low: int, count: int, out: int) -> bool:
+    async def _as_they_arrive(self, low: int, count: int, out: Operand) -> bool:
         """Reduce elements of the inputs of all ranks as they arrive, where each rank has a host for itself. Returns
-        whether that was possible; if not, what is at `out` has no meaning."""
-        rank, inflow = self.member.rank, Inflow(self.process, self.op, self.array.dtype, self)
+        whether that was possible; if not, what `out` has has no meaning."""
+        rank, inflow = self.member.rank, Inflow(self.process, self.op, self.array.dtype)
         own = self.source.operand
         memories = [self._lent_by(other) for other in range(self.member.size) if other != rank]
         if not inflow.is_worth_it(own, memories, count):
@@ -246,20 +238,20 @@ class Direct(StagedReduction):
     async def _put_together(self, finished: Piece | None) -> None:
         """Put our part and those that we take from other hosts into the result."""
         result = self._shared_result()
-        address = await self.writable(result)
+        memory = await self.writable(result)
         itemsize = self.array.itemsize
         steps = []
         for rank in self.member.rails.served(self.member.rank):
             low, high = self._bounds[rank]
             if low < high:
-                steps.append(self._take(rank, (high - low) * itemsize, address + low * itemsize, result))
-        target = address + self._bounds[self.member.rank][0] * itemsize
+                steps.append(self._take(rank, (high - low) * itemsize, memory, low * itemsize))
+        target = memory.address + self._bounds[self.member.rank][0] * itemsize
         if finished is not None and finished.block is not result:
-            steps.append(self.bring(finished, 0, finished.nbytes, target, result))
+            steps.append(self.bring(finished, 0, finished.nbytes, target, memory))
         await all_of(steps)
 
-    async def _take(self, rank: int, nbytes: int, address: int, result: Any) -> None:
-        await self.bring(await self.loan(rank, nbytes), 0, nbytes, address, result)
+    async def _take(self, rank: int, nbytes: int, memory: Block | Mapped, start: int) -> None:
+        await self.bring(await self.loan(rank, nbytes), 0, nbytes, memory.address + start, memory)
 
 
 def _behind(operand: Operand, nbytes: int) -> Operand:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zcactor.api.future import ObjectRef, put
-from zcactor.collectives.borrowing import Borrowing
 from zcactor.collectives.folding import array_at
 from zcactor.collectives.kinds import Array, described
+from zcactor.collectives.lending import lent_or_copied, snapshot
 from zcactor.collectives.operations import Collective, Publication, Ranked
 from zcactor.collectives.sources import Piece, lendable
 from zcactor.collectives.staged import Staged
 from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import innermost
+from zcactor.native import hot
 from zcactor.objectstore.store import Block
 from zcactor.process.tasks import all_of
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
+    from zcactor.transport.mapping import Mapped
 
 __all__ = ["AllGather", "AllToAll", "Broadcast", "Concatenate", "ConcatenateOverHosts", "as_passed"]
 
@@ -39,7 +41,10 @@ def as_passed(process: LocalProcess, array: Array) -> Array:
         copied: Array = array.copy()
         copied.flags.writeable = False
         return copied
-    if not array.flags.writeable and not innermost(array).flags.writeable:  # passed before, or received
+    owner = innermost(array)
+    if not array.flags.writeable and not owner.flags.writeable:  # passed before, received, or lent
+        hot.keep(array)
+        hot.keep(owner)
         return array
     passed: Array = process.marshaller.unpack(*process.marshaller.pack(array))
     return passed
@@ -108,23 +113,44 @@ class AllToAll(Collective):
         self.complete(found)
 
 
-class Concatenate(Collective):
-    """The arrays of all ranks, one behind the other along axis 0, in one array that all map. Each rank copies its own
-    into it. Small ones travel in the frames; where all do, every member makes the result by itself."""
+class _Rows(Collective):
+    """The base of operations that put the arrays of all ranks one behind the other.
 
-    def __init__(self, process: LocalProcess, call: Call, array: Array) -> None:
+    Args:
+        process, call: as for all operations.
+        array: this rank's input.
+        eager_nbytes: bytes of the largest input that travels in frames.
+    """
+
+    def __init__(self, process: LocalProcess, call: Call, array: Array, eager_nbytes: int) -> None:
         super().__init__(process, call, f"allgather({described(array.dtype, array.shape, rows=False)})")
-        self.array = array
-        self.borrowing = Borrowing(array)
+        self.data: bytes | None = None
+        """The bytes of a small input."""
+        if array.nbytes <= eager_nbytes:
+            self.data = snapshot(process, array)
+            self.array = np.frombuffer(self.data, array.dtype).reshape(array.shape)
+        else:
+            self.array, self.lent = lent_or_copied(process, array)
         self.result: Any = None
+
+
+class Concatenate(_Rows):
+    """The arrays of all ranks, one behind the other along axis 0, in one array that all map. Each rank copies its own
+    into it. Small ones travel in the frames; where all do, every member makes the result by itself.
+
+    Args:
+        process, call, array, eager_nbytes: as for `_Rows`.
+    """
+
+    def __init__(self, process: LocalProcess, call: Call, array: Array, eager_nbytes: int) -> None:
+        super().__init__(process, call, array, eager_nbytes)
         self.rows: list[int] = []
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""
         super().begin(member, seq)
         self.readers = {rank for rank in range(member.size) if rank != member.rank}
-        data = self.array.tobytes() if self.array.nbytes <= member.eager_nbytes else None
-        return Publication(self.signature, data, offset=len(self.array))
+        return Publication(self.signature, self.data, offset=len(self.array))
 
     def run(self) -> None:
         """Make the result here, or give or await the memory for it."""
@@ -137,26 +163,37 @@ class Concatenate(Collective):
             return
         self.shape = shape
         if self.seq % member.size == member.rank:
-            inner = self.array[:1].nbytes if len(self.array) else self.array.itemsize * int(np.prod(shape[1:]))
-            block = self.process.store.allocate(shape[0] * inner)
+            block = self.process.store.allocate(self._nbytes)
             member.offer(self.seq, block)
             self.offered(member.rank, block)
         elif self.result is not None:
             self.offered(self.seq % member.size, self.result)
 
+    @property
+    def _nbytes(self) -> int:
+        """Bytes of the result, once all have published."""
+        return self.array.itemsize * math.prod(self.shape)
+
     def offered(self, rank: int, memory: Any) -> None:
-        """Take the memory for the result, and copy our rows into it."""
-        del rank
+        """Take the memory for the result, and copy our rows into it.
+
+        Raises:
+            ProtocolError: it has another size than the result, or another rank gives it.
+        """
+        giver = self.seq % self.member.size
+        if rank != giver or (self.rows and memory.nbytes != self._nbytes):
+            size = f"{memory.nbytes} bytes" + (f", and not {self._nbytes}," if self.rows else "")
+            raise ProtocolError(f"rank {rank} gave {size} for the result of {self.signature}, which rank {giver} gives")
         self.result = result = memory
         if not self.rows or self.failure is not None:
             return
         self.working = True
         first = sum(self.rows[: self.member.rank]) * (result.nbytes // max(self.shape[0], 1))
         work, nbytes = self.process.groups().work, self.array.nbytes
-        self.with_address(result, lambda address: work(lambda: self._copy(address + first), self.worked, nbytes))
+        self.with_memory(result, lambda memory: work(lambda: self._copy(memory, first), self.worked, nbytes))
 
-    def _copy(self, address: int) -> None:
-        target = array_at(address, self.array.size, self.array.dtype, self.result, writable=True)
+    def _copy(self, memory: Block | Mapped, start: int) -> None:
+        target = array_at(memory.address + start, self.array.size, self.array.dtype, memory, writable=True)
         self.process.copies.copy_into(target.reshape(self.array.shape), self.array, _INTO_ONE)
 
     def finish(self) -> None:
@@ -165,20 +202,14 @@ class Concatenate(Collective):
             self.process.store.seal(self.result)
         self.complete(np.asarray(self.result).view(self.array.dtype).reshape(self.shape))
 
-    def release(self) -> None:
-        """Give the input back."""
-        self.borrowing.end()
 
-
-class ConcatenateOverHosts(Staged):
+class ConcatenateOverHosts(_Rows, Staged):
     """The same over several hosts: the ranks of each host share a result there, and take the arrays of other hosts
-    straight into it."""
+    straight into it.
 
-    def __init__(self, process: LocalProcess, call: Call, array: Array) -> None:
-        super().__init__(process, call, f"allgather({described(array.dtype, array.shape, rows=False)})")
-        self.array = array
-        self.borrowing = Borrowing(array)
-        self.result: Any = None
+    Args:
+        process, call, array, eager_nbytes: as for `_Rows`.
+    """
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""
@@ -186,8 +217,8 @@ class ConcatenateOverHosts(Staged):
         self._near = [rank for rank in member.rails.near(member.rank) if rank != member.rank]
         self.readers = {*self._near, *member.rails.partners(member.rank)}
         self._piece: Piece | None = None
-        if self.array.nbytes <= member.eager_nbytes:
-            own = own._replace(data=self.array.tobytes())
+        if self.data is not None:
+            own = own._replace(data=self.data)
         else:
             _, self._piece = lendable(self.process, self.array)
         return own._replace(offset=len(self.array))
@@ -224,26 +255,26 @@ class ConcatenateOverHosts(Staged):
                 self.lend(other, self.result)
         else:
             self.result = await self.loan(giver, self._shape[0] * row)
-        address = await self.writable(self.result)
+        memory = await self.writable(self.result)
         first = list(itertools.accumulate(self._rows, initial=0))
         await all_of([
-            self.compute(lambda: self._copy(self.array, address + first[rank] * row), self.array.nbytes),
-            *[self._take(other, address + first[other] * row, self._rows[other] * row) for other in rails.served(rank)],
+            self.compute(lambda: self._copy(self.array, memory, first[rank] * row), self.array.nbytes),
+            *[self._take(other, memory, first[other] * row, self._rows[other] * row) for other in rails.served(rank)],
         ])  # fmt: skip
         self.done_with(rails.served(rank))
 
-    async def _take(self, rank: int, address: int, nbytes: int) -> None:
+    async def _take(self, rank: int, memory: Block | Mapped, start: int, nbytes: int) -> None:
         theirs = self.published[rank]
         given = len(theirs.data) if type(theirs.data) is bytes else getattr(theirs.result, "nbytes", -1)
         if given != nbytes:
             raise ProtocolError(f"rank {rank} gave {given} bytes to a group, and not {nbytes}")
         if type(theirs.data) is bytes:
-            self._copy(np.frombuffer(theirs.data, self.array.dtype), address)
+            self._copy(np.frombuffer(theirs.data, self.array.dtype), memory, start)
         else:
-            await self.bring(theirs.result, 0, nbytes, address, self.result)
+            await self.bring(theirs.result, 0, nbytes, memory.address + start, memory)
 
-    def _copy(self, array: Array, address: int) -> None:
-        target = array_at(address, array.size, array.dtype, self.result, writable=True)
+    def _copy(self, array: Array, memory: Block | Mapped, start: int) -> None:
+        target = array_at(memory.address + start, array.size, array.dtype, memory, writable=True)
         self.process.copies.copy_into(target.reshape(array.shape), array, _INTO_ONE)
 
     def finish(self) -> None:
@@ -251,10 +282,6 @@ class ConcatenateOverHosts(Staged):
         if type(self.result) is Block:
             self.process.store.seal(self.result)
         self.complete(np.asarray(self.result).view(self.array.dtype).reshape(self._shape))
-
-    def release(self) -> None:
-        """Give the input back."""
-        self.borrowing.end()
 
 
 def _of_frames(publications: Sequence[Publication], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -1,8 +1,8 @@
 """Reductions of arrays, element by element, in the order of the ranks: ((x[0] + x[1]) + x[2]) + ...
 
 The bits of a result depend on that order alone. Sums and means of the usual dtypes are made by one loop in C
-(``zcactor/native/fold.c``); `fold_by_numpy` makes the same bits, and everything else. Floats narrower than 32 bits are
-added and multiplied as float32 and rounded once.
+(``zcactor/native/fold.c``); `fold_by_numpy` makes the same bits, except for the payloads of NaNs, and everything else.
+Floats narrower than 32 bits are added and multiplied as float32 and rounded once.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from zcactor.collectives import calls, founding, kinds
 from zcactor.collectives.cost import GroupPlan, plan_of
 from zcactor.collectives.exchanges import AllGather
 from zcactor.collectives.group_options import GroupOptions
-from zcactor.collectives.operations import Refusal
 from zcactor.collectives.plans import result_by
 from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
 from zcactor.collectives.starting import start
+from zcactor.collectives.steps import ReducerStep
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.process.context import current, current_host
 from zcactor.process.spinning import check_spin
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from zcactor.collectives.kinds import Array, Op, Plan
     from zcactor.collectives.member import Member
     from zcactor.hooks import Hook
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.call import Call
     from zcactor.topology.topology import Topology
 
 __all__ = ["Group", "group"]
@@ -115,12 +117,14 @@ class Group:
 
         Args:
             x: an array, or a value that ``np.asarray`` makes one of, of the same dtype and shape on all ranks:
-                integers, floats, complex numbers, or bools (min and max alone). It is borrowed: read-only until the
-                reference is done, and never written. After a failure it stays read-only until no other rank reads it.
-                An array outside the store is copied into it once.
+                integers, floats, complex numbers, or bools (min and max alone). One of up to `eager_limit` bytes is
+                copied at the call. A larger one is lent: read-only until the reference is done, and never written;
+                after a failure until no other rank reads it. A piece of an array to which somebody can still write is
+                copied at the call, and an array outside the store into it, once.
             op: ``"sum"``, ``"mean"`` (floats and complex numbers), ``"min"``, ``"max"`` (no complex numbers) or
                 ``"prod"``.
-            out: a writable array of the same dtype and shape that the result is copied to; it may be `x`.
+            out: a writable array of the same dtype and shape that the result is copied to; it may be `x`. Until the
+                reference is done it is read-only, and any other use of it raises ValueError.
             plan: ``"auto"`` takes ``"eager"`` for arrays of up to 16 KiB (the setting `eager_limit`): they travel in
                 frames and every rank reduces them alone. Larger ones take ``"shared"`` on one host: every rank reduces
                 its part into one result, which all map. (Of two ranks one reduces everything, by turns, for sums and
@@ -138,11 +142,13 @@ class Group:
 
         Raises:
             RuntimeError: the caller is no member.
-            TypeError: `op` is not defined for the dtype, the elements are no plain numbers, or `x` is on a GPU and
-                NCCL is missing here, or at another rank (raised by the reference then).
-            ValueError: unknown `op` or `plan`, or `out` does not fit. The reference raises it where two ranks have one
-                GPU, or one rank has several.
-            OutOfMemory: the store has no room for a copy of `x`; raised by the reference where another rank lacks room.
+            TypeError: `op` is not defined for the dtype, the elements are no plain numbers, `x` carries more than its
+                elements, such as a mask, or it is on a GPU and NCCL is missing here, or at another rank (raised by the
+                reference then).
+            ValueError: unknown `op` or `plan`, `out` does not fit, or `x` or `out` is used by an operation that is not
+                done. The reference raises it where two ranks have one GPU, or one rank has several.
+            OutOfMemory: the store of a rank has no room for a copy of its input; raised by the reference.
+            ProtocolError: a message of a rank was refused; raised by the reference.
             GroupMismatch: another rank has made another call. The reference raises this and the errors below.
             GroupBroken: a member is gone, or the group was formed anew.
             GroupTimeout: the timeout has passed.
@@ -165,8 +171,9 @@ class Group:
         return self._reduce(array, op, out, plan, timeout, "" if plan == "auto" else f", plan={plan!r}")
 
     def _reduce(
-        self, array: Array, op: Op, out: Array | None, plan: Plan, timeout: float | None, extra: str
-    ) -> ObjectRef[Array]:
+        self, array: Array, op: Op, out: Array | None, plan: Plan, timeout: float | None, extra: str,
+        step: ReducerStep | None = None,
+    ) -> ObjectRef[Array]:  # fmt: skip
         what = "Group.allreduce"
         member = self._member()
         make = result_by(plan, member, array, op)
@@ -174,7 +181,7 @@ class Group:
             remember(member, array, op, make)
         return start(
             member, what, timeout,
-            lambda process, call: make(process, call, "allreduce", op, array, out, None, extra),
+            lambda process, call: make(process, call, "allreduce", op, array, out, None, extra), step,
         )  # fmt: skip
 
     def reduce_scatter(
@@ -209,7 +216,7 @@ class Group:
         """Give the arrays of all ranks to all.
 
         Args:
-            x: as for `allreduce`, of any dtype of plain bytes. With `concat` it is borrowed as by `allreduce`;
+            x: as for `allreduce`, of any dtype of plain bytes. With `concat` it is lent as to `allreduce`;
                 otherwise it is shared like an argument of a call, and read-only from then on.
             concat: put the arrays one behind the other along axis 0, in one array that all ranks of a host map. They
                 may differ in length and in nothing else. Without it nothing is copied, and dtypes and shapes may
@@ -379,7 +386,8 @@ class Group:
         Args:
             op: ``"mean"`` or ``"sum"``.
             hook: a compression of gradients, see `zcactor.hooks`; the same kind and configuration on all ranks, and
-                the same object in each step, as it keeps what it did not send.
+                the same object in each step, as it keeps what it did not send. A step that fails on any rank, or has a
+                result that is not finite, leaves it as it was.
             bucket: bytes, or a size as text, of small arrays that are reduced together.
 
         Raises:
@@ -389,19 +397,30 @@ class Group:
         """
         self._member()
 
-        def reduce(array: Array, kind: Op, what: str) -> ObjectRef[Any]:
+        def reduce(array: Array, kind: Op, what: str, step: ReducerStep) -> ObjectRef[Any]:
             kinds.check_op(array.dtype, kind, "Reducer.add")
-            return self._reduce(array, kind, None, "auto", None, f", {what}")
+            return self._reduce(array, kind, None, "auto", None, f", {what}", step)
 
-        def gather(array: Array, what: str) -> ObjectRef[Any]:
+        def gather(array: Array, what: str, step: ReducerStep) -> ObjectRef[Any]:
             return start(
-                self._member(), "Reducer", None, lambda process, call: AllGather(process, call, array, f", {what}")
+                self._member(),
+                "Reducer",
+                None,
+                lambda process, call: AllGather(process, call, array, f", {what}"),
+                step,
             )
 
-        def refuse(error: Exception, what: str) -> ObjectRef[Any]:
-            return start(self._member(), "Reducer", None, lambda process, call: Refusal(process, call, what, error))
+        def begin() -> tuple[ReducerStep, ObjectRef[Any]]:
+            made: list[ReducerStep] = []
 
-        return Reducer(GroupCalls(reduce, gather, refuse, self.size), op, hook, bucket)
+            def make(process: LocalProcess, call: Call) -> ReducerStep:
+                made.append(ReducerStep(process, call))
+                return made[0]
+
+            reference = start(self._member(), "Reducer", None, make)
+            return made[0], reference
+
+        return Reducer(GroupCalls(begin, reduce, gather, self.size), op, hook, bucket)
 
     # ---------------------------------------------------------------- as a value
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import math
 import os
 from collections import deque
@@ -14,6 +17,8 @@ from zcactor.collectives.member import Member
 from zcactor.collectives.operations import Publication
 from zcactor.collectives.passing import pass_groups
 from zcactor.collectives.rails import Rails, hosts_of
+from zcactor.collectives.steps import place_of
+from zcactor.errors import ProtocolError, ZcactorError
 from zcactor.peers.seating import Seat
 from zcactor.process.loops import fine_time
 from zcactor.process.spinning import Spinner
@@ -21,7 +26,7 @@ from zcactor.process.tasks import all_of
 from zcactor.transport.cost import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from zcactor.collectives.group_options import GroupOptions
     from zcactor.collectives.nccl import Nccl
@@ -33,11 +38,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "Facts", "Groups", "Joined"]
 
+logger = logging.getLogger("zcactor")
+
 _MAX_THREADS: Final = 4
 """Threads that compute, at most: four reach the bandwidth of one socket."""
 _AT_ONCE_NBYTES: Final = 1 << 20
 """Bytes of inputs up to which the loop computes by itself: 50-90 us, where telling a thread and coming back takes
 100-200 us on two busy cores. More would delay what else is on the loop."""
+_LOOKS: Final = 4
+"""The number of looks within the time before a warning, which is therefore late by a quarter of that time at most."""
+_AGAIN: Final = 60.0
+"""Seconds until a member says again that it waits: ranks that compute for long do so in each step."""
+_NAMED: Final = 3
+"""Ranks, and methods of one, that one line names."""
 _PINGS: Final = 5
 """Round trips of which the shortest counts: the first ones after a connection is made are slower."""
 
@@ -55,6 +68,15 @@ class Joined(NamedTuple):
     """Bytes per second of bulk on the slowest of the others."""
     latest: int
     """The number of a later epoch that the process knows; -1: none."""
+
+
+class _Wait(NamedTuple):
+    """An operation that waits for other ranks."""
+
+    operation: Collective
+    since: float
+    """The time of the loop when it was seen first."""
+    said: bool
 
 
 class Facts(NamedTuple):
@@ -107,6 +129,9 @@ class Groups:
         self._threads: ThreadPoolExecutor | None = None
         self.nccl: Nccl | None = None
         """The maker of communicators for arrays on GPUs; None for the real NCCL. Tests put a stand-in here."""
+        self._waits: dict[Member, _Wait] = {}
+        """The operation that each member waits for longest."""
+        self._looking = False
 
     # ---------------------------------------------------------------- members
 
@@ -156,6 +181,7 @@ class Groups:
             if seat.process == own:
                 member = members[rank] = Member(self, key, epoch, rank, seats)
                 self.process.pushes.expectations.takers[member.word] = member.seat
+        self._watch()
         return joined
 
     def _keep(self, processes: Iterable[bytes], count: int) -> None:
@@ -269,41 +295,58 @@ class Groups:
         member = self.member(key, to)
         if member is None:
             return False
-        member.check(source, seq)
-        lease = member.lease(source, *result) if result else None
-        if failed:
-            publication = Publication(signature, failure=data)
-        else:
-            publication = Publication(signature, data, owner, offset, layout, lease)
-        member.published(source, seq, publication)
+        with _spoiling(member, source, seq):
+            member.check(source, seq)
+            lease = member.lease(source, *result) if result else None
+            if failed:
+                publication = Publication(signature, offset=offset, failure=data)
+            else:
+                publication = Publication(signature, data, owner, offset, layout, lease)
+            member.published(source, seq, publication)
         return True
 
     def publish_here(self, key: bytes, to: int, source: int, seq: int, publication: Publication) -> None:
         """Take a publication of a member in this process, for another one."""
         member = self.member(key, to)
         if member is not None:
-            member.published(source, seq, publication)
+            with _spoiling(member, source, seq):
+                member.published(source, seq, publication)
 
     def piece(self, key: bytes, to: int, source: int, seq: int, data: bytes) -> None:
         """Take a piece of an input that does not fit one frame."""
         member = self.member(key, to)
         if member is not None:
-            member.piece(source, seq, data)
+            with _spoiling(member, source, seq):
+                member.piece(source, seq, data)
 
     def offer(self, key: bytes, to: int, source: int, seq: int, object_id: int, offset: int, nbytes: int) -> bool:
         """Take memory that rank `source` has leased to this process. Returns whether this process has that member."""
         member = self.member(key, to)
         if member is None:
             return False
-        member.check(source, seq)
-        member.offered(source, seq, member.lease(source, object_id, offset, nbytes))
+        with _spoiling(member, source, seq, memory=True):
+            member.check(source, seq)
+            member.offered(source, seq, member.lease(source, object_id, offset, nbytes))
         return True
+
+    def input(self, key: bytes, to: int, seq: int) -> tuple[int, bytes]:
+        """Take the input of rank `to` to memory of this process; see `zcactor.collectives.member.Member.own_input`.
+
+        Raises:
+            OutOfMemory: there is no room for it.
+            ProtocolError: there is no such rank or operation.
+        """
+        member = self.member(key, to)
+        if member is None:
+            raise ProtocolError(f"rank {to} of a group is not in this process any more")
+        return member.own_input(seq)
 
     def offer_here(self, key: bytes, to: int, source: int, seq: int, memory: Block | Piece) -> None:
         """Take memory of this process that another member here has named."""
         member = self.member(key, to)
         if member is not None:
-            member.offered(source, seq, memory)
+            with _spoiling(member, source, seq, memory=True):
+                member.offered(source, seq, memory)
 
     def take_gpu(self, key: bytes, to: int, source: int, attempt: int, uuid: str, reason: str, name: Any) -> None:
         """Take what rank `source` tells of itself before an exchange of arrays on GPUs.
@@ -339,6 +382,88 @@ class Groups:
         """Take the news that a member is gone."""
         for member in list(self._members.get(key, {}).values()):
             member.break_up(rank, actor, cause)
+
+    # ---------------------------------------------------------------- long waits
+
+    def _watch(self) -> None:
+        """Look now and then for operations that wait for ranks. An operation costs nothing more for being watched."""
+        after = self.process.config.warn_after
+        if after and not self._looking:
+            self._looking = True
+            self.process.loop.call_later(after / _LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        now, before, self._waits = self.process.loop.time(), self._waits, {}
+        for members in self._members.values():
+            for member in members.values():
+                operation = next((each for each in member.operations.values() if each.missing), None)
+                if operation is None:
+                    continue
+                wait = before.get(member)
+                if wait is None or wait.operation is not operation:
+                    wait = _Wait(operation, now, False)
+                elif not wait.said and now - wait.since >= self.process.config.warn_after:
+                    wait = wait._replace(said=True)
+                    if now - member.warned >= _AGAIN:
+                        member.warned = now
+                        self.process.tasks.start(self._tell(member, operation, now - wait.since))
+                self._waits[member] = wait
+        if self._members:
+            self._watch()
+
+    async def _tell(self, member: Member, operation: Collective, seconds: float) -> None:
+        """Log what an operation waits for, and what the missing ranks do, as far as they answer."""
+        missing = operation.missing
+        if not missing:
+            return
+        said = await all_of([self._doing(member, rank) for rank in missing[:_NAMED]])
+        more = f", and {len(missing) - _NAMED} more ranks" if len(missing) > _NAMED else ""
+        logger.warning(
+            "rank %d, %s, of a group of %d has waited %.3g s in %s, %s: %s%s",
+            member.rank, member.seats[member.rank].label, member.size, seconds, place_of(operation.seq),
+            operation.signature, "; ".join(said), more,
+        )  # fmt: skip
+
+    async def _doing(self, member: Member, rank: int) -> str:
+        """Say what a rank does that others wait for."""
+        seat, process = member.seats[rank], self.process
+        name = f"rank {rank}, {seat.label},"
+        try:
+            if seat.process == process.process:
+                state = self.state(member.key, rank)
+            else:
+                session = await process.connections.connect(seat.process)
+                asked = process.requests.ask(session, "group_state", member.key, rank)
+                state = await asyncio.wait_for(asked, process.config.warn_after)
+        except TimeoutError:
+            return f"{name} does not answer, as its event loop is blocked or its process is stopped"
+        except ZcactorError as error:
+            return f"{name} is not reached: {error}"
+        calls, waits, methods = state
+        runs = f"runs {', '.join(methods)}" if methods else "runs no method"
+        return f"{name} has called {calls} operations, {f'waits in {waits}' if waits else 'waits in none'}, and {runs}"
+
+    def state(self, key: bytes, rank: int) -> tuple[int, str, list[str]]:
+        """Tell what a member here does, for a rank that waits for it.
+
+        Returns:
+            The number of operations that it has called, the one that it waits in (empty: none), and the methods that
+            its actor runs.
+        """
+        member = self.member(key, rank)
+        if member is None:
+            return 0, "", []
+        operation = next((each for each in member.operations.values() if each.missing), None)
+        waits = "" if operation is None else f"{place_of(operation.seq)}, {operation.signature}"
+        seat = member.seats[rank]
+        methods = [
+            incoming.host.interface.methods[incoming.code].label
+            for session in self.process.sessions.all()
+            for incoming in session.incoming.values()
+            if incoming.host is not None and incoming.actor == seat.place and incoming.started
+        ]
+        return member.seat.next, waits, methods[:_NAMED]
 
     # ---------------------------------------------------------------- ends
 
@@ -473,6 +598,16 @@ def _error_of(job: Callable[[], None]) -> BaseException | None:
     except Exception as failed:
         return failed.with_traceback(None)
     return None
+
+
+@contextlib.contextmanager
+def _spoiling(member: Member, rank: int, seq: int, *, memory: bool = False) -> Iterator[None]:
+    """Take a message of a rank for an operation: where it is refused, the operation fails on all ranks."""
+    try:
+        yield
+    except ProtocolError as error:
+        member.spoiled(rank, seq, error, memory=memory)
+        raise
 
 
 def _epoch_of(key: bytes) -> int:

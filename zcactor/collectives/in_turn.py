@@ -78,7 +78,7 @@ class InTurn(InPlace):
             elif not publication.owner:
                 raise ProtocolError(f"rank {rank} did not say where its input is")
         self.result = self.process.store.allocate(self.array.nbytes)
-        self.work(0, self.count, self.result.address)
+        self.work(0, self.count, Operand(self.result.address, None, self.result))
 
     def checked(self, result: Any) -> Array:
         """The result that the other rank has published.

@@ -46,12 +46,10 @@ class Inflow:
     Args:
         process: of the rank that reduces.
         op, dtype: as for `zcactor.collectives.folding.fold`.
-        keep: holds the memory of results, until no thread writes there.
     """
 
-    def __init__(self, process: LocalProcess, op: str, dtype: np.dtype[Any], keep: object) -> None:
+    def __init__(self, process: LocalProcess, op: str, dtype: np.dtype[Any]) -> None:
         self._process = process
-        self._keep = keep
         self._op = op
         self._dtype = dtype
 
@@ -73,9 +71,9 @@ class Inflow:
         )
 
     async def reduce(
-        self, own: Operand, rank: int, memories: Sequence[RemoteLease], low: int, count: int, out: int
+        self, own: Operand, rank: int, memories: Sequence[RemoteLease], low: int, count: int, out: Operand
     ) -> bool:  # fmt: skip
-        """Reduce a part of all inputs to an address.
+        """Reduce a part of all inputs.
 
         Args:
             own: the part of the input of this rank.
@@ -83,11 +81,11 @@ class Inflow:
             memories: the memory of the others' inputs, in the order of their ranks.
             low: number of the part's first element in those.
             count: number of elements.
-            out: address of the result's first element.
+            out: the result, from its first element on. No thread writes there when it is let go.
 
         Returns:
-            Whether all were reduced. Otherwise a connection does not bring bytes so, or was lost, and what is at `out`
-            has no meaning.
+            Whether all were reduced. Otherwise a connection does not bring bytes so, or was lost, and the bytes of
+            `out` have no meaning.
         """
         itemsize = self._dtype.itemsize
         threads = min(MAX_THREADS, max(len(os.sched_getaffinity(0)) // 2, 1), count * itemsize // SHARE_NBYTES + 1)
@@ -95,14 +93,14 @@ class Inflow:
         done = await all_of([
             self._share(
                 own._replace(address=own.address + at * itemsize), rank, memories, low + at, min(share, count - at),
-                out + at * itemsize,
+                out._replace(address=out.address + at * itemsize),
             )
             for at in range(0, count, share)
         ])  # fmt: skip
         return all(done)
 
     async def _share(
-        self, own: Operand, rank: int, memories: Sequence[RemoteLease], low: int, count: int, out: int
+        self, own: Operand, rank: int, memories: Sequence[RemoteLease], low: int, count: int, out: Operand
     ) -> bool:  # fmt: skip
         itemsize = self._dtype.itemsize
         piece = min(PIECE_NBYTES, max(PIECES_NBYTES // len(memories) // _LINE, 1) * _LINE, count * itemsize)
@@ -118,7 +116,7 @@ class Inflow:
 
     def _take(
         self, flows: Sequence[Flow], others: Sequence[Operand], own: Operand, rank: int, count: int, piece: int,
-        out: int,
+        out: Operand,
     ) -> None:  # fmt: skip
         """Take `piece` elements of each flow in turn and reduce them, in a thread."""
         itemsize = self._dtype.itemsize
@@ -131,4 +129,4 @@ class Inflow:
             for flow, view in zip(flows, views, strict=True):
                 flow.take(view[: n * itemsize])
             operands = [*others[:rank], own._replace(address=own.address + at * itemsize), *others[rank:]]
-            fold(self._op, self._dtype, operands, out + at * itemsize, 0, n)
+            fold(self._op, self._dtype, operands, out.address + at * itemsize, 0, n)

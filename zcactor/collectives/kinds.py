@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy.typing as npt
 
 from zcactor.marshal.arrays import dtype_code, is_shareable
 from zcactor.marshal.on_gpu import is_on_gpu
+from zcactor.marshal.sharing import CLAIMED
+from zcactor.native import hot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,17 +53,42 @@ def as_array(x: Any, what: str) -> Array:
     """Return `x` as an array whose elements are plain bytes.
 
     Raises:
-        TypeError: the elements are Python objects or strings of variable width, or they lie on a GPU.
+        TypeError: the elements are Python objects or strings of variable width, or they lie on a GPU; or `x` carries
+            more than its elements, such as a mask.
+        ValueError: the array takes the result of an operation that is not done.
     """
-    if type(x) is not np.ndarray and is_on_gpu(x):
-        raise TypeError(f"{what}: the array is on a GPU; pass zc.to_host(x)")
+    if type(x) is not np.ndarray:
+        if is_on_gpu(x):
+            raise TypeError(f"{what}: the array is on a GPU; pass zc.to_host(x)")
+        _check_bare(x, what)
     array: Array = np.asarray(x)
+    if not array.flags.writeable and hot.claimed(array):
+        raise ValueError(f"{what}: {CLAIMED}")
     if not is_shareable(array.dtype):
         raise TypeError(
             f"{what}: dtype {array.dtype} is not plain bytes, which members of a group could read; pass numbers, or "
             "send such values by a method call"
         )
     return array
+
+
+def _check_bare(x: Any, what: str) -> None:
+    """Refuse an array of a subclass that carries more than its elements: the other ranks would not see it."""
+    if not isinstance(x, np.ndarray):
+        return
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{what}: the members of a group would not see the mask of a masked array; pass x.filled(value), such as "
+            "x.filled(0) for a sum"
+        )
+    if type(x).__module__.partition(".")[0] == "numpy":
+        return
+    more = [name for name, value in getattr(x, "__dict__", {}).items() if value is not None]
+    if more:
+        raise TypeError(
+            f"{what}: the members of a group would not see {', '.join(more)} of a {type(x).__name__}; pass "
+            "np.asarray(x), whose elements are all that there is"
+        )
 
 
 def check_op(dtype: np.dtype[Any], op: str, what: str) -> None:
@@ -91,17 +119,23 @@ def check_out(out: Any, array: Array, what: str) -> None:
     """Check that the result for inputs like `array` can be written to `out`.
 
     Raises:
-        TypeError: `out` is no NumPy array.
-        ValueError: `out` is not writable, or has another dtype or shape.
+        TypeError: `out` is no NumPy array, or carries more than its elements.
+        ValueError: `out` is not writable, has another dtype or shape, or is used by an operation that is not done.
     """
     if not isinstance(out, np.ndarray):
         raise TypeError(f"{what}: out is of type {type(out).__name__}, and must be a NumPy array")
+    if type(out) is not np.ndarray:
+        _check_bare(out, f"{what}: out")
     if out.dtype != array.dtype or out.shape != array.shape:
         raise ValueError(
             f"{what}: out has dtype {out.dtype} and shape {out.shape}, and the result has dtype {array.dtype} and "
             f"shape {array.shape}"
         )
     if not out.flags.writeable:
+        if hot.claimed(out):
+            raise ValueError(f"{what}: out: {CLAIMED}")
+        if hot.lent(out):
+            raise ValueError(f"{what}: out is the input of an operation that is not done: await that operation first")
         raise ValueError(f"{what}: out is read-only; pass a writable array, or none and take the shared result")
 
 
@@ -166,6 +200,11 @@ def row_bounds(length: int, size: int, shards: Sequence[int] | None, what: str) 
 
 def described(dtype: np.dtype[Any], shape: tuple[int, ...], *, rows: bool = True) -> str:
     """A dtype and a shape, for signatures; without `rows` the shape of a row."""
-    code = dtype_code(dtype)
     text = f"{shape}" if rows else f"rows of {shape[1:]}"
-    return f"{code if type(code) is str else dtype.descr}, {text}"
+    return f"{_name_of(dtype) if type(dtype_code(dtype)) is str else dtype.descr}, {text}"
+
+
+@lru_cache(maxsize=256)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """The name of a simple dtype, such as ``float32``; of another byte order its code. NumPy takes 3 us to make it."""
+    return str(dtype)

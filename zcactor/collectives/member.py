@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from zcactor.collectives.operations import Collective, Ending, Publication
+from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication
 from zcactor.collectives.rails import Rails
+from zcactor.collectives.sources import own_source
+from zcactor.collectives.steps import STEPS, ReducerStep, is_later, step_of
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, root_of
 from zcactor.native import hot
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from zcactor.process.spinning import Spinner
     from zcactor.rpc.parts import Part
     from zcactor.rpc.session import Session
+    from zcactor.transport.mapping import Mapped
 
 __all__ = ["Member", "word_of"]
 
@@ -112,6 +115,12 @@ class Member:
         """The exchanges of arrays on GPUs, from the first on; see `zcactor.collectives.gpu_exchange.exchange_of`."""
         self.kept = True
         """Whether the process still has this member."""
+        self.warned = -math.inf
+        """The time of the loop when a long wait was logged last."""
+        self.steps: dict[int, ReducerStep] = {}
+        """The steps of reducers that some rank has not ended, by number."""
+        self.next_step = 0
+        """The number of the next step of this rank."""
         self.broken: tuple[int, str, str, int] | None = None
         """The arguments of `GroupBroken`. Each call gets an error of its own: one that was raised refers to the frames
         of its caller, and by them to the group, which would never be forgotten."""
@@ -140,13 +149,22 @@ class Member:
     def begin(self, operation: Collective) -> None:
         """Begin the next operation in the order of the group."""
         if self.broken is not None:
-            operation.call.fail(GroupBroken(*self.broken))
             operation.release()
+            operation.call.fail(GroupBroken(*self.broken))
             return
         self._stay_awake()
         self.groups.counts.collectives += 1
-        seq = self.seat.next
-        self.seat.next = seq + 1
+        step = operation.step
+        try:
+            seq = operation.place(self)
+        except ValueError as error:
+            operation.release()
+            operation.call.fail(error)
+            return
+        if step is not None and (excuse := step.excuse_for(seq)) is not None:
+            operation.release()
+            operation.call.fail(excuse)
+            return
         self.operations[seq] = operation
         if operation.meeting is not None:
             self.meetings[seq] = operation.meeting
@@ -220,12 +238,41 @@ class Member:
         if operation.meeting is not None:
             self.meetings.pop(operation.seq, None)
 
-    def writable(self, result: Any) -> int:
-        """The address at which this process writes to the memory of a result."""
+    def writable(self, result: Any) -> Block | Mapped:
+        """The memory of a result as this process writes to it: at its `address`, which is valid as long as the returned
+        object lives.
+
+        Raises:
+            ConnectionLost, LookupError: this process has no write access, or has it no more.
+        """
         if type(result) is Block:
-            return result.address
+            return result
         connection = self.process.sessions.used[result.owner].connection
         return connection.map(result.offset, result.nbytes, writable=True)  # type: ignore[no-any-return]
+
+    async def input_of(self, rank: int, seq: int) -> tuple[int, bytes]:
+        """Ask another rank for the place of its input in the arena of its own process, to which it copies the input
+        where that lies elsewhere.
+
+        Returns:
+            Offset and layout, as in `Publication`.
+        """
+        session = await self.process.connections.connect(self.seats[rank].process)
+        offset, layout = await self.process.requests.ask(session, "group_input", self.key, rank, seq)
+        return offset, layout
+
+    def own_input(self, seq: int) -> tuple[int, bytes]:
+        """Take our input of an operation that others wait for to memory of this process; see `input_of`.
+
+        Raises:
+            OutOfMemory: there is no room for it.
+            ProtocolError: there is no such operation.
+        """
+        operation = self.operations.get(seq)
+        if operation is None or getattr(operation, "source", None) is None:
+            raise ProtocolError(f"rank {self.rank} of a group has no input of operation {seq}")
+        source = operation.source = own_source(self.process, operation.source)  # type: ignore[attr-defined]
+        return source.offset, source.layout
 
     # ---------------------------------------------------------------- to the others
 
@@ -284,8 +331,8 @@ class Member:
         signature, data, owner, offset, layout, block, _ = publication
         values: tuple[Any, ...] = (signature, data)
         if block is not None:
-            if type(block) is not Block:
-                return False
+            if type(block) is not Block or block.nbytes < session.connection.eager_limit:
+                return False  # a small one would travel by value
             store = self.process.store
             store.seal(block)  # towards NumPy: the ranks write to its memory by address, and pass no array of it on
             store.export(block)
@@ -399,13 +446,32 @@ class Member:
                 self.published(rank, seq, Publication(signature, data, owner, offset, layout, root_of(array)))
             else:
                 self.published(rank, seq, Publication(*values))
-        except ProtocolError:
+        except ProtocolError as error:
             logger.exception("a message of a group was refused")
+            self.spoiled(rank, seq, error)
+
+    def spoiled(self, rank: int, seq: int, error: ProtocolError, *, memory: bool = False) -> None:
+        """Fail an operation on all ranks, because a message of `rank` for it was refused: no rank waits for ever. A
+        message that no other rank can have sent spoils nothing."""
+        if rank not in self._words:
+            return
+        operation = self.operations.get(seq)
+        if operation is not None:
+            operation.spoiled(rank, error, memory=memory)
+        elif self.broken is None and self._is_ahead(seq):
+            self._early.setdefault(seq, {}).setdefault(rank, Publication(SPOILED, failure=error))
+
+    def _is_ahead(self, seq: int) -> bool:
+        """Whether this rank may still call an operation."""
+        if seq < STEPS:
+            return bool(seq >= self.seat.next)
+        number = step_of(seq)
+        return number in self.steps or is_later(number, self.next_step)
 
     def piece(self, rank: int, seq: int, data: bytes) -> None:
         """Take a piece of an input that does not fit one frame. The last one comes with the publication."""
         self.check(rank, seq)
-        if self.broken is None and (seq >= self.seat.next or seq in self.operations):
+        if self.broken is None and (seq in self.operations or self._is_ahead(seq)):
             self._pieces.setdefault((seq, rank), []).append(data)
 
     def check(self, rank: int, seq: int) -> None:
@@ -421,7 +487,7 @@ class Member:
         """Take a publication of another rank."""
         self.check(rank, seq)
         self._stay_awake()
-        pieces = self._pieces.pop((seq, rank), None)
+        pieces = self._pieces.pop((seq, rank), None) if self._pieces else None
         if pieces is not None:
             if type(publication.data) is not bytes:
                 raise ProtocolError(f"rank {rank} published no bytes after pieces of its input")
@@ -431,7 +497,7 @@ class Member:
             self._report_to(rank, seq, None)
         elif operation is not None:
             operation.arrived(rank, publication)
-        elif seq >= self.seat.next:
+        elif self._is_ahead(seq):
             self._early.setdefault(seq, {})[rank] = publication
 
     def offered(self, rank: int, seq: int, memory: Any) -> None:
@@ -484,8 +550,17 @@ class Member:
         for seq, publications in early.items():
             for each in publications:
                 self._report_to(each, seq, None)
+        self.steps.clear()
         for operation in list(self.operations.values()):
             operation.abandon(GroupBroken(*self.broken))
+
+    def over(self, step: ReducerStep) -> None:
+        """Forget a step that all ranks have ended, with what came for operations that this rank has not called."""
+        self.steps.pop(step.number, None)
+        for seq in [seq for seq in self._early if seq >= STEPS and step_of(seq) == step.number]:
+            del self._early[seq]
+        for seq, rank in [key for key in self._pieces if key[0] >= STEPS and step_of(key[0]) == step.number]:
+            del self._pieces[seq, rank]
 
     # ---------------------------------------------------------------- leases
 

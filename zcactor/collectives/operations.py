@@ -7,19 +7,26 @@ that the members map, says that it is *done*, and has the result with the last o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from zcactor.errors import GroupMismatch, ProtocolError
+from zcactor.errors import ConnectionLost, GroupMismatch, ProtocolError
+from zcactor.native import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from zcactor.collectives.kinds import Array
     from zcactor.collectives.rails import Rails
+    from zcactor.objectstore.store import Block
     from zcactor.peers.seating import Seat
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
+    from zcactor.transport.mapping import Mapped
 
-__all__ = ["Barrier", "Collective", "Ending", "Publication", "Ranked", "Refusal"]
+__all__ = ["SPOILED", "Barrier", "Collective", "Ending", "Publication", "Ranked", "Refusal"]
+
+SPOILED: Final = ""
+"""In place of a call: the publication that came was refused."""
 
 
 class Ranked(Protocol):
@@ -30,6 +37,8 @@ class Ranked(Protocol):
     eager_nbytes: int
     rails: Rails
     seats: Sequence[Seat]
+    seat: Any
+    """The native part, which has the number of the next operation."""
 
     def publish(self, operation: Collective, publication: Publication) -> None:
         """Publish an operation to all other ranks that was held back at its beginning."""
@@ -49,8 +58,11 @@ class Ranked(Protocol):
     def unreached(self, process: bytes, cause: str) -> None:
         """Break the group, because the memory of a process is not reached."""
 
-    def writable(self, result: Any) -> int:
-        """The address at which this process writes to the memory of a result."""
+    def writable(self, result: Any) -> Block | Mapped:
+        """The memory of a result as this process writes to it."""
+
+    async def input_of(self, rank: int, seq: int) -> tuple[int, bytes]:
+        """The place of another rank's input in the arena of that rank's process, where the input is copied to."""
 
 
 class Ending(Protocol):
@@ -96,6 +108,12 @@ class Collective:
     """Whether the others get our publication later, with the result."""
     meeting: Any = None
     """The native part's collection of the publications; None where Python takes them."""
+    step: Any = None
+    """The step of a reducer that the operation belongs to; see `zcactor.collectives.steps.ReducerStep`."""
+    lent: Array | None = None
+    """The input, where it is read-only until the end."""
+    claimed: Array | None = None
+    """The array that takes the result, and is read-only until then."""
     member: Ranked
     seq = -1
     working = False
@@ -113,6 +131,20 @@ class Collective:
         """Other ranks that may read our memory: those that have not said that they are done."""
 
     # ---------------------------------------------------------------- for the member
+
+    def place(self, member: Ranked) -> int:
+        """Take the next number in the order of the group, or of the step.
+
+        Raises:
+            ValueError: a step has no more operations.
+        """
+        if self.step is not None:
+            place: int = self.step.next_place()
+            return place
+        seat = member.seat
+        seq: int = seat.next
+        seat.next = seq + 1
+        return seq
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """Take number `seq` in the order of the group. Returns our own publication."""
@@ -138,11 +170,36 @@ class Collective:
     def _all_told(self) -> None:
         if self.failure is None:
             self._all_here()
-        elif not self.told:  # a rank that had all of them before us has failed
-            self.worked(None)
+        elif not self.told:  # a rank that had all of them before us has failed, or we have refused a message
+            self.worked(self.failure)
+
+    def spoiled(self, rank: int, error: ProtocolError, *, memory: bool) -> None:
+        """Fail on all ranks, because a message of `rank` was refused.
+
+        Args:
+            rank: the sender.
+            error: the cause.
+            memory: whether the message names memory; otherwise it is a publication, and spoils nothing where the rank
+                has published.
+        """
+        if memory:
+            self.failure = self.failure or error
+            if not self.working and not self.told and not self.missing_publications:
+                self.worked(error)
+        elif rank in self.missing_publications:
+            self.arrived(rank, Publication(SPOILED, failure=error))
+
+    def excuse(self, error: BaseException) -> None:
+        """Fail, because a rank has ended its step without this operation: nobody does a part of it."""
+        self._leave()
+        self.call.fail(error)
 
     def offered(self, rank: int, memory: Any) -> None:
-        """Take memory that `rank` has named after the publications: for the result, or bytes to read."""
+        """Take memory that `rank` has named after the publications: for the result, or bytes to read.
+
+        Raises:
+            ProtocolError: it is not what the operation needs.
+        """
         del rank, memory
         raise ProtocolError(f"memory was named for {self.signature}, which needs none")
 
@@ -159,19 +216,23 @@ class Collective:
 
     def abandon(self, error: BaseException) -> None:
         """Fail the call, because a member is gone. Memory that others may still read is kept until they report."""
-        self.call.fail(error)
         self.failure = self.failure or error
         if not self.working:
             if not self.told:
                 self._tell(None)
             if not self.readers:
                 self._leave()
+        self.call.fail(error)
+
+    @property
+    def missing_publications(self) -> tuple[int, ...]:
+        """The ranks that have not called."""
+        return tuple([rank for rank in range(self.member.size) if rank not in self.published])
 
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks that have not called, or otherwise those that are not done."""
-        absent = tuple(rank for rank in range(self.member.size) if rank not in self.published)
-        return absent or tuple(sorted(self.readers))
+        return self.missing_publications or tuple(sorted(self.readers))
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -180,7 +241,10 @@ class Collective:
         for rank in range(self.member.size):
             publication = self.published[rank]
             if publication.failure is not None:
-                self._fail(publication.failure)
+                if publication.signature == SPOILED:  # at the other ranks it was not, and they do their parts
+                    self.worked(publication.failure)
+                else:
+                    self._fail(publication.failure)
                 return
         for rank in range(1, self.member.size):
             theirs = self.published[rank].signature
@@ -196,18 +260,18 @@ class Collective:
         """Do this member's part, once all ranks have published the same call."""
         self.complete(None)
 
-    def with_address(self, result: Any, use: Callable[[int], None]) -> None:
-        """Call ``use(address)`` with the address at which this process writes to `result`: at once, or once it has
-        write access. A connection that was opened from both ends at the same moment may have been replaced since."""
+    def with_memory(self, result: Any, use: Callable[[Block | Mapped], None]) -> None:
+        """Call ``use(memory)`` with the memory of `result` as this process writes to it: at once, or once it has write
+        access. A connection that was opened from both ends at the same moment may have been replaced since."""
         try:
-            address = self.member.writable(result)
-        except LookupError:
+            memory = self.member.writable(result)
+        except (ConnectionLost, LookupError):
             self.working = True
             self.process.tasks.start(self._open(result, use))
             return
-        use(address)
+        use(memory)
 
-    async def _open(self, result: Any, use: Callable[[int], None]) -> None:
+    async def _open(self, result: Any, use: Callable[[Block | Mapped], None]) -> None:
         try:
             session = await self.process.connections.connect(result.owner)
             await session.connection.open_writable()
@@ -242,20 +306,26 @@ class Collective:
         self.complete(None)
 
     def complete(self, value: Any) -> None:
-        """Give the result."""
-        self.call.complete_plain(value)
+        """Give the result. A thread that waits for it finds the input writable again."""
         self._leave()
+        self.call.complete_plain(value)
 
     def _fail(self, error: BaseException) -> None:
-        self.call.fail(error)
         self._leave()
+        self.call.fail(error)
 
     def _leave(self) -> None:
         self.release()
         self.member.ended(self)
 
     def release(self) -> None:
-        """Give the borrowed input back."""
+        """Give back the arrays that were lent and claimed. Idempotent."""
+        lent, self.lent = self.lent, None
+        if lent is not None:
+            hot.give_back(lent)
+        claimed, self.claimed = self.claimed, None
+        if claimed is not None:
+            hot.give_back(claimed)
 
 
 class Barrier(Collective):

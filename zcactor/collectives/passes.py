@@ -64,11 +64,11 @@ class Passed(StagedReduction):
         self._taken += 2 * count * self.array.itemsize
         if last:
             piece = self.part(self.finished, low, high)
-            await self.fold_to(operands, piece.address, 0, count, None, self.member.size)
+            await self.fold_to(operands, Operand(piece.address, None, piece), 0, count, None, self.member.size)
         else:
             block = self.own_block(count * self._widest)
             piece = Piece(block, block.offset, block.nbytes)
-            await self.fold_to(operands, piece.address, 0, count, self.wide, 0)
+            await self.fold_to(operands, Operand(piece.address, None, piece), 0, count, self.wide, 0)
         return piece
 
     async def next_of(self, rank: int, low: int, high: int, *, summed: bool) -> Operand:

@@ -17,11 +17,13 @@ from zcactor.api.future import ObjectRef
 from zcactor.collectives.exchanges import AllGather, Broadcast, as_passed
 from zcactor.collectives.folding import native_kind
 from zcactor.collectives.in_turn import InTurn
+from zcactor.collectives.lending import SNAPSHOT, snapshot
 from zcactor.collectives.operations import Barrier, Collective, Publication
 from zcactor.collectives.reductions import Eager, signature_of
 from zcactor.collectives.starting import start
 from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
+from zcactor.marshal.sharing import closable
 from zcactor.native import hot
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.kinds import Array
     from zcactor.collectives.member import Member
+    from zcactor.process.context import LocalProcess
 
 __all__ = ["Prompt", "Recipe", "begin_barrier", "begin_broadcast", "begin_gather", "remember", "repeated"]
 
@@ -53,6 +56,8 @@ class Recipe(NamedTuple):
     nbytes: int
     counts: Any
     """The figures of the process; see `zcactor.collectives.groups.Counts`."""
+    copied: list[int]
+    """The copies of inputs, and their bytes; see `zcactor.objectstore.copies.CopyCounter.on_loop`."""
     in_turn: bool
     """Whether the ranks take turns, instead of sending the array in frames."""
 
@@ -67,19 +72,22 @@ class Prompt(Collective):
         signature: the call as text.
         array: the value that this rank publishes.
         root: the rank whose array is broadcast.
+        nbytes: bytes of the value of each rank; -1 where they may differ.
     """
 
     member: Member
 
-    def __init__(self, member: Member, call: Call, signature: str, array: Array | None, root: int) -> None:
-        # `Collective.__init__` does the same.
+    def __init__(
+        self, member: Member, call: Call, signature: str, array: Array | None, root: int = 0, nbytes: int = -1
+    ) -> None:
+        # `Collective.__init__` does the same, in a call of its own.
         self.process = member.process
         self.member = member
         self.call = call
         self.signature = signature
         self.published = {}
         self.readers = _NOBODY
-        self.meeting = hot.Meeting(signature, member.size, -1, self.met)
+        self.meeting = hot.Meeting(signature, member.size, nbytes, self.met)
         self.array: Any = array
         self.root = root
 
@@ -88,9 +96,7 @@ class Prompt(Collective):
         if values is None or self.failure is not None:
             self._look()
             return
-        self.call.complete_plain(None)
-        member, seq = self.member, self.seq
-        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
+        self._give(None)
 
     def _look(self) -> None:
         """Look at the publications as all operations do."""
@@ -116,60 +122,50 @@ class Prompt(Collective):
         self.meeting.take(rank, publication.signature, publication)
 
     @property
-    def missing(self) -> tuple[int, ...]:
-        """See `Collective.missing`."""
+    def missing_publications(self) -> tuple[int, ...]:
+        """See `Collective.missing_publications`."""
         return self.meeting.missing  # type: ignore[no-any-return]
 
     def release(self) -> None:
-        """Let the meeting call this operation no more."""
+        """See `Collective.release`. The meeting calls this operation no more."""
         self.meeting.close()
+        super().release()
+
+    def _give(self, result: Any) -> None:
+        """Give the result, as `Collective.complete` does. The meeting has called, and calls no more."""
+        member, seq = self.member, self.seq
+        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
+        if self.lent is not None:
+            Collective.release(self)
+        self.call.complete_plain(result)
 
 
 class PromptSum(Prompt, Eager):
     """An allreduce of a small array by a recipe.
 
-    Args:
-        member, call: as for `Prompt`.
-        recipe: for the array.
-        array: this rank's input, which is borrowed until the end.
+    Attributes:
+        recipe: for the array, of which the dtype and shape are used.
+        data: its bytes at the call.
     """
 
-    def __init__(self, member: Member, call: Call, recipe: Recipe, array: Array) -> None:
-        # `Prompt.__init__` and `Borrowing` do the same.
-        self.process = member.process
-        self.member = member
-        self.call = call
-        self.signature = recipe.signature
-        self.published = {}
-        self.readers = _NOBODY
-        self.meeting = hot.Meeting(recipe.signature, member.size, recipe.nbytes, self.met)
-        self.recipe, self.array = recipe, array
-        self.lent = hot.lend(array)
+    recipe: Recipe
+    data: bytes
 
     def met(self, values: tuple[Any, ...] | None) -> None:
         """See `Prompt.met`. Reduce."""
         if values is None or self.failure is not None:
             self._look()
             return
-        recipe, member, seq = self.recipe, self.member, self.seq
+        recipe = self.recipe
         try:
             result = hot.folded(recipe.kind, values, self.array, recipe.divisor)
         except (MemoryError, ValueError) as error:  # of this member alone; the others must not wait for it
             self.worked(error)
             return
         recipe.counts.bytes_reduced += recipe.nbytes * len(values)
+        member, seq = self.member, self.seq
+        del member.operations[seq], member.meetings[seq]  # as `_give` does, in a call of its own
         self.call.complete_plain(result)
-        if self.lent:
-            self.lent = False
-            hot.give_back(self.array)
-        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
-
-    def release(self) -> None:
-        """See `Prompt.release`."""
-        self.meeting.close()
-        if self.lent:
-            self.lent = False
-            hot.give_back(self.array)
 
 
 class PromptInTurn(Prompt, InTurn):
@@ -178,7 +174,7 @@ class PromptInTurn(Prompt, InTurn):
     Args:
         member, call: as for `Prompt`.
         recipe: for the array.
-        array: this rank's input, which is borrowed until the end.
+        array: this rank's input, to which nobody else can write; it is lent until the end.
         gives: whether this rank reduces.
     """
 
@@ -186,26 +182,20 @@ class PromptInTurn(Prompt, InTurn):
     is_piece = False
 
     def __init__(self, member: Member, call: Call, recipe: Recipe, array: Array, gives: bool) -> None:
-        # `Prompt.__init__` and `Borrowing` do the same.
-        self.process = member.process
-        self.member = member
-        self.call = call
-        self.signature = recipe.signature
-        self.published = {}
+        super().__init__(member, call, recipe.signature, array)
         if gives:
-            self.held, self.readers = True, _NOBODY
+            self.held = True
         else:
             self.readers = {1 - member.rank}
-        self.meeting = hot.Meeting(recipe.signature, 2, -1, self.met)
-        self.recipe, self.array = recipe, array
-        self.lent = hot.lend(array)
+        self.recipe = recipe
+        if hot.lend(array):
+            self.lent = array
 
     def met(self, values: tuple[Any, ...] | None) -> None:
         """See `Prompt.met`. Reduce both inputs, or take the result."""
-        member, seq, recipe = self.member, self.seq, self.recipe
-        other = None if values is None else values[1 - member.rank]
+        other = None if values is None else values[1 - self.member.rank]
         if self.failure is not None or type(other) is not (int if self.held else np.ndarray):
-            self.shape, self.op, self.count = self.array.shape, recipe.op, self.array.size
+            self.shape, self.op, self.count = self.array.shape, self.recipe.op, self.array.size
             self._look()
             return
         try:
@@ -217,18 +207,15 @@ class PromptInTurn(Prompt, InTurn):
         except Exception as error:  # of this member alone; the others must not wait for it
             self.worked(error)
             return
-        self.call.complete_plain(result)
-        if self.lent:
-            self.lent = False
-            hot.give_back(self.array)
-        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
+        self._give(result)
 
     def _reduce(self, offset: int) -> Array:
         """Reduce both inputs, the other one at `offset` in its rank's arena, and publish the result."""
         member, recipe, array = self.member, self.recipe, self.array
         store = self.process.store
         session = self.process.sessions.used[member.seats[1 - member.rank].process]
-        theirs = session.connection.map(offset, recipe.nbytes)
+        mapped = session.connection.map(offset, recipe.nbytes)
+        theirs = mapped.address
         if theirs % array.itemsize:
             raise ProtocolError(f"rank {1 - member.rank} has an input that is not aligned: it is at {offset}")
         block = store.allocate(recipe.nbytes)
@@ -241,13 +228,6 @@ class PromptInTurn(Prompt, InTurn):
         self.told = True
         member.publish_to_all(self.seq, self, result)
         return result
-
-    def release(self) -> None:
-        """See `Prompt.release`."""
-        self.meeting.close()
-        if self.lent:
-            self.lent = False
-            hot.give_back(self.array)
 
 
 class PromptBarrier(Prompt, Barrier):
@@ -262,9 +242,7 @@ class PromptGather(Prompt, AllGather):
         if values is None or self.failure is not None:
             self._look()
             return
-        self.call.complete_plain([*values])
-        member, seq = self.member, self.seq
-        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
+        self._give([*values])
 
 
 class PromptBroadcast(Prompt, Broadcast):
@@ -275,9 +253,7 @@ class PromptBroadcast(Prompt, Broadcast):
         if values is None or self.failure is not None or type(values[self.root]) is not np.ndarray:
             self._look()
             return
-        self.call.complete_plain(values[self.root])
-        member, seq = self.member, self.seq
-        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
+        self._give(values[self.root])
 
 
 def remember(member: Member, array: Array, op: str, make: Callable[..., Any]) -> None:
@@ -299,7 +275,14 @@ def remember(member: Member, array: Array, op: str, make: Callable[..., Any]) ->
     signature = signature_of("allreduce", array.dtype, array.shape, op, "")
     divisor = member.size if op == "mean" else 0
     member.recipes[array.dtype, array.shape, op] = Recipe(
-        signature, op, kind, divisor, array.nbytes, member.groups.counts, in_turn
+        signature,
+        op,
+        kind,
+        divisor,
+        array.nbytes,
+        member.groups.counts,
+        member.process.copies.on_loop(SNAPSHOT),
+        in_turn,
     )
 
 
@@ -315,31 +298,52 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
     if recipe is None:
         return None
     process = member.process
-    in_turn, gives, offset = recipe.in_turn, False, 0
-    if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
-        if in_turn:
-            return None
-        return start(member, "Group.allreduce", timeout, lambda _, call: PromptSum(member, call, recipe, x))
     flags = x.flags
-    straight = flags.c_contiguous and flags.aligned
-    if in_turn:
+    if not flags.writeable and hot.claimed(x):
+        return None  # `as_array` raises the error
+    if recipe.in_turn:
         gives = member.seat.next % 2 == member.rank
-        if not gives:
-            offset = hot.address(x) - process.store.arena.address
-        if not straight or not 0 <= offset <= process.store.capacity - recipe.nbytes:
+        offset = 0 if gives else hot.address(x) - process.store.arena.address
+        if (
+            timeout is not None
+            or _get_ident() != process.thread
+            or call_deadline.get() is not None
+            or not (flags.c_contiguous and flags.aligned and 0 <= offset <= process.store.capacity - recipe.nbytes)
+            or not (flags.owndata or closable(x))
+        ):
             return None
+        call, ref = _promise(process, "Group.allreduce")
+        member.begin_promptly(PromptInTurn(member, call, recipe, x, gives), offset)
+        return ref
+    if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
+        data = snapshot(process, x)
+        return start(member, "Group.allreduce", timeout, lambda _, call: _sum(member, call, recipe, x, data))
+    copied = recipe.copied
+    copied[0] += 1
+    copied[1] += recipe.nbytes
+    call, ref = _promise(process, "Group.allreduce")
+    operation = PromptSum(member, call, recipe.signature, x, 0, recipe.nbytes)
+    operation.recipe, operation.data = recipe, (data := x.tobytes())
+    member.begin_promptly(operation, data)
+    return ref
+
+
+def _sum(member: Member, call: Call, recipe: Recipe, x: Array, data: bytes) -> PromptSum:
+    operation = PromptSum(member, call, recipe.signature, x, 0, recipe.nbytes)
+    operation.recipe, operation.data = recipe, data
+    return operation
+
+
+def _promise(process: LocalProcess, what: str) -> tuple[Call, ObjectRef[Any]]:
+    """Make the promise of an operation, and the reference to it, on the loop's thread."""
     call = _new_call(Call)
     call.owner, call.loop, call.thread = process.process, process.loop, process.thread
-    call.label = "Group.allreduce"
+    call.label = what
     call.refs = 1
     ref: ObjectRef[Any] = _new_ref(ObjectRef)
     ref._call = call
     ref._drivers = None
-    if in_turn:
-        member.begin_promptly(PromptInTurn(member, call, recipe, x, gives), offset)
-        return ref
-    member.begin_promptly(PromptSum(member, call, recipe, x), x if straight else x.tobytes())
-    return ref
+    return call, ref
 
 
 def _begin(
@@ -350,13 +354,7 @@ def _begin(
     process = member.process
     if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
         return start(member, what, timeout, lambda _, call: kind(member, call, signature, array, root))
-    call = _new_call(Call)
-    call.owner, call.loop, call.thread = process.process, process.loop, process.thread
-    call.label = what
-    call.refs = 1
-    ref: ObjectRef[Any] = _new_ref(ObjectRef)
-    ref._call = call
-    ref._drivers = None
+    call, ref = _promise(process, what)
     member.begin_promptly(kind(member, call, signature, array, root), array)
     return ref
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 
 from zcactor.collectives import kinds
+from zcactor.collectives.steps import StepEnded
 from zcactor.hooks import Gather, Sum
 from zcactor.process.context import current
 from zcactor.sizes import size
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
     from zcactor.api.future import ObjectRef
     from zcactor.collectives.kinds import Array
+    from zcactor.collectives.steps import ReducerStep
     from zcactor.hooks import Hook
 
 __all__ = ["GroupCalls", "Reducer"]
@@ -31,34 +36,60 @@ class GroupCalls:
     """The operations that a reducer asks of its group.
 
     Args:
-        reduce: ``reduce(array, op, what)``: starts a reduction; `what` is a part of the call, which ranks agree in.
-        gather: ``gather(array, what)``: starts the exchange of one array by all ranks, by reference.
-        refuse: ``refuse(error, what)``: takes the place of an operation that this rank cannot take part in. All ranks
-            get the error.
+        begin: begins a step. Returns it, and the reference that gets its outcome.
+        reduce: ``reduce(array, op, what, step)``: starts a reduction; `what` is a part of the call's text.
+        gather: ``gather(array, what, step)``: starts the exchange of one array by all ranks, by reference.
         ranks: number of ranks.
     """
 
-    __slots__ = ("gather", "ranks", "reduce", "refuse")
+    __slots__ = ("begin", "gather", "ranks", "reduce")
 
     def __init__(
-        self, reduce: Callable[[Array, Any, str], ObjectRef[Any]], gather: Callable[[Array, str], ObjectRef[Any]],
-        refuse: Callable[[Exception, str], ObjectRef[Any]], ranks: int,
+        self, begin: Callable[[], tuple[ReducerStep, ObjectRef[Any]]],
+        reduce: Callable[[Array, Any, str, ReducerStep], ObjectRef[Any]],
+        gather: Callable[[Array, str, ReducerStep], ObjectRef[Any]], ranks: int,
     ) -> None:  # fmt: skip
+        self.begin = begin
         self.reduce = reduce
         self.gather = gather
-        self.refuse = refuse
         self.ranks = ranks
 
 
 class _Bucket:
-    """Small arrays of one dtype that are reduced as one."""
+    """Small arrays of one dtype that are reduced as one. Each is copied when it is added.
 
-    __slots__ = ("arrays", "nbytes", "reference")
+    Args:
+        dtype: of the arrays.
+        most: elements that it takes, at most.
+    """
 
-    def __init__(self) -> None:
-        self.arrays: list[tuple[str, Array]] = []
-        self.nbytes = 0
+    __slots__ = ("arrays", "items", "most", "packed", "reference", "size")
+
+    def __init__(self, dtype: np.dtype[Any], most: int) -> None:
+        self.arrays: list[tuple[str, tuple[int, ...], int]] = []
+        """Name, shape and number of elements of each."""
+        self.items = blake2b(digest_size=8)
+        """A digest of the arrays, which all ranks have to add."""
+        self.most = most
+        self.size = 0
+        self.packed = current().store.empty((min(most, max(_APART // dtype.itemsize, 1)),), dtype)
         self.reference: ObjectRef[Any] | None = None
+
+    def add(self, name: str, array: Array, item: str) -> None:
+        """Copy an array of at most `_APART` bytes.
+
+        Raises:
+            OutOfMemory: the store has no room.
+        """
+        process, size = current(), self.size + array.size
+        if size > self.packed.size:
+            grown = process.store.empty((min(max(2 * self.packed.size, size), max(self.most, size)),), array.dtype)
+            process.copies.copy_into(grown[: self.size], self.packed[: self.size], PACKED)
+            self.packed = grown
+        process.copies.copy_into(self.packed[self.size : size].reshape(array.shape), array, PACKED)
+        self.arrays.append((name, array.shape, array.size))
+        self.items.update(item.encode())
+        self.size = size
 
 
 class _Run:
@@ -70,7 +101,7 @@ class _Run:
         steps: the hook's generator.
     """
 
-    __slots__ = ("error", "grad", "name", "pending", "result", "round", "steps")
+    __slots__ = ("grad", "name", "pending", "result", "round", "steps")
 
     def __init__(self, name: str, grad: Array, steps: Generator[Any, Any, Array]) -> None:
         self.name = name
@@ -79,7 +110,6 @@ class _Run:
         self.round = 0
         self.pending: tuple[type[Sum | Gather], list[ObjectRef[Any]]] | None = None
         self.result: Array | None = None
-        self.error: Exception | None = None
 
 
 class Reducer:
@@ -92,13 +122,16 @@ class Reducer:
                 reducer.add(name, gradient)
         means = reducer.result()
 
-    Arrays of 64 KiB and more are reduced where they lie, from the moment they are added, and are borrowed until the end
-    of the block. Smaller ones of one dtype are copied together, and reduced when there are enough of them; the copy is
-    counted as "gradient bucket". With a hook each array goes through the hook by itself, whatever its size.
+    Arrays of 64 KiB and more are reduced where they lie, from the moment they are added, and are lent until the end
+    of the block, as by `zcactor.Group.allreduce`. Smaller ones of one dtype are copied together at once, and reduced
+    when there are enough of them; the copy is counted as "gradient bucket". With a hook each array goes through the
+    hook by itself, whatever its size.
 
-    The end of the block waits for everything that was added. ``with`` is for plain methods, whose thread it blocks.
-    Where the block raises, nothing more is started; as the other ranks wait for the rest, form the group anew then
-    (`zcactor.Group.reform`). Cancelling ends the waiting; operations that were started go on.
+    The end of the block waits for everything that was added, and for the ends of all ranks. All succeed, or all raise:
+    the error of a rank's hook or block, or `zcactor.GroupMismatch` with the first difference of what they have added
+    and of their hooks. The group stays usable, and the next step runs. A hook is then as if the step had not been, and
+    so it is where a result of the step is not finite. ``with`` is for plain methods, whose thread it blocks. A block
+    that raises does not wait. Cancelling ends the waiting; operations that were started go on.
     """
 
     def __init__(self, calls: GroupCalls, op: Literal["mean", "sum"], hook: Hook | None, bucket: int | str) -> None:
@@ -110,11 +143,21 @@ class Reducer:
         self._calls = calls
         self._op = op
         self._hook = hook
+        self._with = "" if hook is None else _described(hook)
+        self._step: Any = None
+        self._outcome: Any = None
+        self._saved: Any = None
+        """The state of the hook before the step."""
+        self._items = [f"reducer(op={op!r}, {f'hook={self._with}' if hook is not None else f'bucket={self._limit}'})"]
         self._names: dict[str, None] = {}
         self._apart: dict[str, ObjectRef[Any]] = {}
         self._runs: list[_Run] = []
         self._open: dict[np.dtype[Any], _Bucket] = {}
         self._started: list[_Bucket] = []
+        self._error: Exception | None = None
+        """The first error of this rank, with which the step ends on all ranks."""
+        self._told = False
+        """Whether the other ranks hear of the end of this one."""
         self._results: dict[str, Array] | None = None
         self._state: Literal["new", "open", "ended", "failed"] = "new"
         self.nbytes = 0
@@ -126,12 +169,13 @@ class Reducer:
         Args:
             name: of the array, once a block.
             grad: an array as for `zcactor.Group.allreduce`, of floats or complex numbers with ``op="mean"``; with a
-                hook an array that the hook takes. Not to be written to until the end of the block.
+                hook an array that the hook takes. One of 64 KiB and more is lent until the end of the block, or copied
+                where others can write to it; with a hook it is not to be written to.
 
         Raises:
             RuntimeError: the block has not begun, or has ended.
-            ValueError: `name` was added before.
-            TypeError: `name` is no string, or the dtype cannot be reduced.
+            ValueError: `name` was added before, or the array takes the result of an operation that is not done.
+            TypeError: `name` is no string, the dtype cannot be reduced, or the array carries more than its elements.
             OutOfMemory: a bucket does not fit the store.
             Exception: the errors of `zcactor.Group.allreduce`. An error of the hook is raised at the end of the block,
                 on all ranks.
@@ -145,18 +189,23 @@ class Reducer:
         array = kinds.as_array(grad, "Reducer.add")
         kinds.check_op(array.dtype, self._op, "Reducer.add")
         self._names[name] = None
+        item = f"add({name!r}, {kinds.described(array.dtype, array.shape)})"
+        self._items.append(item)
         if self._hook is not None:
-            run = _Run(name, array, self._hook.reduce(name, array, self._calls.ranks))
-            self._runs.append(run)
-            self._advance(run, None)
+            if self._error is None:
+                run = _Run(name, array, self._hook.reduce(name, array, self._calls.ranks))
+                self._runs.append(run)
+                self._advance(run, None)
         elif array.nbytes >= _APART:
             self.nbytes += array.nbytes
-            self._apart[name] = self._calls.reduce(array, self._op, f"name={name!r}")
+            self._apart[name] = self._calls.reduce(array, self._op, f"name={name!r}", self._step)
         else:
-            bucket = self._open.setdefault(array.dtype, _Bucket())
-            bucket.arrays.append((name, array))
-            bucket.nbytes += array.nbytes
-            if bucket.nbytes >= self._limit:
+            bucket = self._open.get(array.dtype)
+            if bucket is None:
+                most = (self._limit + _APART) // max(array.itemsize, 1)
+                bucket = self._open[array.dtype] = _Bucket(array.dtype, most)
+            bucket.add(name, array, item)
+            if bucket.size * array.itemsize >= self._limit:
                 self._start(array.dtype)
 
     def result(self) -> dict[str, Array]:
@@ -181,13 +230,16 @@ class Reducer:
     ) -> None:
         if self._leaves(error):
             return
-        steps = self._finish()
-        answer: Any = None
-        while (reference := _next(steps, answer)) is not None:
-            try:
-                answer = await reference
-            except Exception as failure:  # told to all by `_finish`, when the others have been waited for
-                answer = failure
+        try:
+            steps = self._finish()
+            answer: Any = None
+            while (reference := _next(steps, answer)) is not None:
+                try:
+                    answer = await reference
+                except Exception as failure:  # told to all by `_finish`, when the others have been waited for
+                    answer = failure
+        finally:
+            self._settle()
 
     def __enter__(self) -> Self:
         return self._enter()
@@ -197,42 +249,85 @@ class Reducer:
     ) -> None:
         if self._leaves(error):
             return
-        steps = self._finish()
-        answer: Any = None
-        while (reference := _next(steps, answer)) is not None:
-            try:
-                answer = reference.result()
-            except Exception as failure:
-                answer = failure
+        try:
+            steps = self._finish()
+            answer: Any = None
+            while (reference := _next(steps, answer)) is not None:
+                try:
+                    answer = reference.result()
+                except Exception as failure:
+                    answer = failure
+        finally:
+            self._settle()
 
     def _enter(self) -> Self:
         if self._state != "new":
             raise RuntimeError("a reducer has one block: make a new one for the next step by group.reducer()")
         self._state = "open"
+        self._step, self._outcome = self._calls.begin()
+        hook: Any = self._hook
+        if _has_state(hook):
+            self._saved = hook.snapshot()
         return self
 
     def _leaves(self, error: BaseException | None) -> bool:
-        """Whether the block has raised: nothing more is started then."""
+        """Whether the block has raised: nothing more is started then, and the other ranks hear of it."""
         self._state = "ended" if error is None else "failed"
-        if error is not None:
-            for run in self._runs:
-                run.steps.close()
-        return error is not None
+        if error is None:
+            return False
+        references = [*self._apart.values(), *[bucket.reference for bucket in self._started]]
+        for run in self._runs:
+            run.steps.close()
+            references += run.pending[1] if run.pending is not None else []
+        for reference in references:
+            if reference is not None:
+                reference._call.retrieved = True  # nobody asks for it any more
+        self._end(error)
+        self._settle()
+        return True
+
+    def _end(self, error: BaseException | None) -> None:
+        """Say that no more operations of the step come."""
+        if error is not None and not isinstance(error, Exception):  # of this rank alone, such as its cancelling
+            error = RuntimeError(f"a rank has left the block of its reducer by {type(error).__name__}")
+        self._told = True
+        process = current()
+        if threading.get_ident() == process.thread:
+            self._step.end(self._items, error)
+        else:
+            process.loop.call_soon_threadsafe(self._step.end, self._items, error)
+
+    def _settle(self) -> None:
+        """Make the hook as it was before a step that has failed, or has a result that is not finite."""
+        self._outcome._call.retrieved = True
+        if not self._told:  # the wait was cancelled
+            self._end(asyncio.CancelledError())
+        hook: Any = self._hook
+        if _has_state(hook) and not (
+            self._results is not None and all(np.isfinite(one).all() for one in self._results.values())
+        ):
+            hook.restore(self._saved)
 
     def _finish(self) -> Generator[ObjectRef[Any], Any, None]:
         """Start the rest, and make the results: a generator of references that is sent values, or errors.
 
-        The order of operations is the same on all ranks, as each step depends on names and rounds alone.
+        The order of operations is the same on all ranks, as each step depends on names and rounds alone. With the first
+        error nothing more is started.
         """
-        for dtype in list(self._open):
-            self._start(dtype)
+        try:
+            for dtype in list(self._open):
+                self._start(dtype)
+        except Exception as failed:  # of this rank alone; the others must not wait for it
+            self._fail(failed)
+        if self._hook is None:
+            self._end(self._error)
         found: dict[str, Array] = {}
-        errors: list[Exception] = []
 
         def keep(answer: Any) -> bool:
-            if isinstance(answer, Exception):
-                errors.append(answer)
-            return not isinstance(answer, Exception)
+            if not isinstance(answer, Exception):
+                return True
+            self._fail(answer)
+            return False
 
         for name, reference in self._apart.items():
             total = yield reference
@@ -243,50 +338,53 @@ class Reducer:
             total = yield bucket.reference
             if keep(total):
                 at = 0
-                for name, array in bucket.arrays:
-                    found[name] = total[at : at + array.size].reshape(array.shape)
-                    at += array.size
+                for name, shape, count in bucket.arrays:
+                    found[name] = total[at : at + count].reshape(shape)
+                    at += count
         waiting = self._runs
         while waiting:
             for run in waiting:
-                if run.pending is not None:
-                    kind, references = run.pending
-                    answers: list[Any] = []
-                    for reference in references:
-                        answer = yield reference
-                        answers.append(answer)
-                    failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
-                    if failure is None:
-                        if kind is Gather:  # by array until here, and by rank from here
-                            answers = [list(arrays) for arrays in zip(*answers, strict=True)]
-                        self._advance(run, answers)
-                        continue
-                    run.steps.close()
-                    run.pending, run.error = None, run.error or failure
+                if run.pending is None:
+                    continue
+                kind, references = run.pending
+                answers: list[Any] = []
+                for reference in references:
+                    answer = yield reference
+                    keep(answer)
+                    answers.append(answer)
+                if self._error is None:
+                    if kind is Gather:  # by array until here, and by rank from here
+                        answers = [list(arrays) for arrays in zip(*answers, strict=True)]
+                    self._advance(run, answers)
+                    continue
+                run.steps.close()
+                run.pending = None
             waiting = [run for run in waiting if run.pending is not None]
         for run in self._runs:
-            if run.error is not None:
-                errors.append(run.error)
-            elif run.result is not None:
+            if run.result is not None:
                 found[run.name] = self._averaged(run.result)
-        if errors:
+        if self._hook is not None:
+            self._end(None if isinstance(self._error, StepEnded) else self._error)
+        outcome = yield self._outcome
+        error = outcome if isinstance(outcome, Exception) else self._error
+        if error is not None:
             self._state = "failed"
-            raise errors[0]
+            raise error
         self._results = {name: found[name] for name in self._names}
+
+    def _fail(self, error: Exception) -> None:
+        if self._error is None or isinstance(self._error, StepEnded):
+            self._error = error
 
     def _start(self, dtype: np.dtype[Any]) -> None:
         """Reduce the arrays of a bucket as one."""
         bucket = self._open.pop(dtype)
-        process = current()
-        packed = process.store.empty((sum(array.size for _, array in bucket.arrays),), dtype)
-        at = 0
-        for _, array in bucket.arrays:
-            process.copies.copy_into(packed[at : at + array.size].reshape(array.shape), array, PACKED)
-            at += array.size
+        packed = bucket.packed[: bucket.size]
+        bucket.packed.flags.writeable = packed.flags.writeable = False  # nobody writes to it any more
         self.nbytes += packed.nbytes
-        names = ", ".join(name for name, _ in bucket.arrays)
         self._started.append(bucket)
-        bucket.reference = self._calls.reduce(packed, self._op, f"names={names!r}")
+        what = f"bucket of {len(bucket.arrays)}: {bucket.items.hexdigest()}"
+        bucket.reference = self._calls.reduce(packed, self._op, what, self._step)
 
     def _averaged(self, total: Array) -> Array:
         if self._op == "sum":
@@ -295,35 +393,50 @@ class Reducer:
         return mean
 
     def _advance(self, run: _Run, answer: list[Any] | None) -> None:
-        """Let a hook go on with `answer`, and start what it asks for. An error of its takes the place of the operation,
-        so that the other ranks do not wait and later operations keep their places."""
+        """Let a hook go on with `answer`, and start what it asks for. With an error of its the step ends."""
         run.pending = None
         run.round += 1
-        what = f"name={run.name!r}, round={run.round}"
+        what = (
+            f"name={run.name!r} of {kinds.described(run.grad.dtype, run.grad.shape)}, hook={self._with}, "
+            f"round={run.round}"
+        )
         try:
             request = run.steps.send(answer)
             arrays = _checked(request, self._hook, run.name)
         except StopIteration as end:
             try:
                 run.result = _result(end.value, run.grad, self._hook, run.name)
-            except (TypeError, ValueError) as error:  # found behind the last exchange, so by every rank for itself
-                run.error = error
+            except (TypeError, ValueError) as error:
+                self._fail(error)
             return
         except Exception as error:  # any error of a user's hook: the end of the block raises it
-            run.error = error
-            run.pending = Sum, [self._calls.refuse(error, what)]
+            self._fail(error)
             return
         kind = type(request)
         self.nbytes += sum(array.nbytes for array in arrays)
-        run.pending = (
-            kind,
-            [
-                self._calls.reduce(array, "sum", f"{what}, {number} of {len(arrays)}")
-                if kind is Sum
-                else self._calls.gather(array, f"{what}, {number} of {len(arrays)}")
-                for number, array in enumerate(arrays, 1)
-            ],
-        )
+        references: list[ObjectRef[Any]] = []
+        run.pending = kind, references
+        try:
+            for number, array in enumerate(arrays, 1):
+                said = f"{what}, {number} of {len(arrays)}"
+                references.append(
+                    self._calls.reduce(array, "sum", said, self._step)
+                    if kind is Sum
+                    else self._calls.gather(array, said, self._step)
+                )
+        except Exception as error:  # of an array that no operation takes
+            self._fail(error)
+
+
+def _has_state(hook: Any) -> bool:
+    """Whether a hook can be made as it was before a step."""
+    return callable(getattr(hook, "snapshot", None)) and callable(getattr(hook, "restore", None))
+
+
+def _described(hook: Any) -> str:
+    """The text in which the hooks of all ranks agree."""
+    settings = getattr(hook, "settings", None)
+    return settings if isinstance(settings, str) else type(hook).__qualname__
 
 
 def _next(steps: Generator[ObjectRef[Any], Any, None], answer: Any) -> ObjectRef[Any] | None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zcactor.collectives.borrowing import Borrowing
 from zcactor.collectives.folding import Operand, fold, fold_by_terms, native_kind, operand_of, swift_nbytes
 from zcactor.collectives.kinds import Array, described
+from zcactor.collectives.lending import lent_or_copied, snapshot
 from zcactor.collectives.operations import Collective, Publication, Ranked
 from zcactor.collectives.rails import part_bounds
-from zcactor.collectives.sources import InputPlace, operand_at, source_of
+from zcactor.collectives.sources import InputPlace, is_reached, operand_at, reach_inputs, source_of
 from zcactor.errors import ProtocolError
 from zcactor.native import hot
 from zcactor.objectstore.store import Block
@@ -40,7 +39,7 @@ class Reduction(Collective):
         process, call: as for all operations.
         what: the call without its arguments.
         op: the kind of reduction.
-        array: this rank's input, which is borrowed until the end.
+        array: this rank's input.
         out: the array that the result is written to, or None.
         rows: first row of the result, and the one after the last; None reduces all rows, to a read-only result.
         extra: further text of the signature.
@@ -53,6 +52,7 @@ class Reduction(Collective):
         super().__init__(process, call, signature_of(what, array.dtype, array.shape, op, extra))
         self.op = op
         self.array = array
+        """This rank's input as the ranks read it; of a small one, its dtype and shape."""
         self.shape = array.shape
         self.start, self.count = 0, array.size
         """The elements of the result, in C order."""
@@ -62,12 +62,15 @@ class Reduction(Collective):
             self.shape = (high - low, *array.shape[1:])
             inner = array.size // len(array) if len(array) else 0
             self.start, self.count = low * inner, (high - low) * inner
-        self.out = None if out is None else (out, out.view(np.ndarray))  # a view that stays writable during the loan
-        self.borrowing = Borrowing(array)
+        self.out = None if out is None else (out, out.view(np.ndarray))  # a view that stays writable during the claim
+        self.take_input(array, out)
+        if out is not None:
+            hot.claim(out)
+            self.claimed = out
 
-    def release(self) -> None:
-        """Give the input back."""
-        self.borrowing.end()
+    def take_input(self, array: Array, out: Array | None) -> None:
+        """Take the input at the call."""
+        self.array, self.lent = lent_or_copied(self.process, array, out)
 
     def fold(self, operands: Sequence[Operand], result: Array) -> None:
         """Reduce the inputs of all ranks to `result`, which is contiguous."""
@@ -106,15 +109,17 @@ class Eager(Reduction):
     """Small inputs travel in the frames, and every member reduces them alone."""
 
     whole = True
+    data: bytes
+
+    def take_input(self, array: Array, out: Array | None) -> None:
+        """See `Reduction.take_input`."""
+        del out
+        self.data = snapshot(self.process, array)
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""
         self.member, self.seq = member, seq
-        array = self.array
-        flags = array.flags
-        if flags.c_contiguous and flags.aligned and type(array) is np.ndarray:
-            return Publication(self.signature, array)
-        return Publication(self.signature, array.tobytes())
+        return Publication(self.signature, self.data)
 
     def inputs(self, nbytes: int) -> tuple[Array | bytes, ...]:
         """The inputs by rank, of so many bytes each.
@@ -171,30 +176,30 @@ class InPlace(Reduction):
         """This rank's input, as it is read here."""
         return self.source.operand
 
-    def work(self, start: int, count: int, address: int) -> None:
+    def work(self, start: int, count: int, out: Operand) -> None:
         """Reduce the inputs, on a thread where that takes long.
 
         Args:
             start: number of the first element.
             count: number of elements.
-            address: of the result's first element.
+            out: the result's elements, from the first on.
         """
         self.working = True
-        used, own = self.process.sessions.used, self.process.process
-        far = {p.owner for p in self.published.values() if p.owner != own and p.owner not in used}
-        if far:  # arrays of further processes, which the ranks have received as arguments
-            self.process.tasks.start(self._reach(far, start, count, address))
+        rank = self.member.rank
+        far = [other for other, p in self.published.items() if other != rank and not is_reached(self.process, p.owner)]
+        if far:
+            self.process.tasks.start(self._reach(far, start, count, out))
         else:
-            self._work(start, count, address)
+            self._work(start, count, out)
 
-    async def _reach(self, owners: set[bytes], start: int, count: int, address: int) -> None:
+    async def _reach(self, ranks: Sequence[int], start: int, count: int, out: Operand) -> None:
         try:
-            await asyncio.gather(*map(self.process.connections.connect, owners))
-            self._work(start, count, address)
+            await reach_inputs(self, ranks)
+            self._work(start, count, out)
         except Exception as error:  # of this member alone; the others must not wait for it
             self.worked(error)
 
-    def _work(self, start: int, count: int, address: int) -> None:
+    def _work(self, start: int, count: int, out: Operand) -> None:
         operands = []
         for rank in range(self.member.size):
             publication = self.published[rank]
@@ -206,7 +211,7 @@ class InPlace(Reduction):
                 )
         dtype, op = self.array.dtype, self.op
         self.process.groups().work(
-            lambda: fold(op, dtype, operands, address, start, count),
+            lambda: fold(op, dtype, operands, out.address, start, count),  # which keeps the memory of the result too
             self.worked,
             self.weight(operands, count),
         )
@@ -224,7 +229,7 @@ class Private(InPlace):
     def run(self) -> None:
         """Reduce, on a thread where that takes long."""
         self.result = self.process.store.empty(self.shape, self.array.dtype)
-        self.work(self.start, self.count, self.result.ctypes.data)
+        self.work(self.start, self.count, operand_of(self.result))
 
     def finish(self) -> None:
         """Give the result, because all members have read this one's input."""
@@ -250,7 +255,10 @@ class Shared(InPlace):
         self.result = result
         itemsize, rank = self.array.itemsize, self.member.rank
         start, stop = part_bounds(self.array.size, itemsize, self.member.size)[rank : rank + 2]
-        self.with_address(result, lambda address: self.work(start, stop - start, address + start * itemsize))
+        self.with_memory(
+            result,
+            lambda memory: self.work(start, stop - start, Operand(memory.address + start * itemsize, None, memory)),
+        )
 
     def finish(self) -> None:
         """Seal the result, because all members have written their parts."""

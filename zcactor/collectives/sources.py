@@ -8,20 +8,28 @@ import msgspec
 import numpy as np
 
 from zcactor.collectives.folding import Memory, Operand, operand_of
-from zcactor.errors import ProtocolError
+from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.marshal.arrays import byte_bounds, root_of
+from zcactor.marshal.sharing import is_of
 from zcactor.objectstore.lease import Lease
+from zcactor.process.tasks import all_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zcactor.collectives.kinds import Array
     from zcactor.objectstore.store import Block
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
 
-__all__ = ["OUTSIDE", "InputPlace", "Piece", "lendable", "operand_at", "source_of"]
+__all__ = [
+    "OUTSIDE", "InputPlace", "Piece", "is_reached", "lendable", "operand_at", "own_source", "reach_inputs", "source_of",
+]  # fmt: skip
 
 OUTSIDE: Final = "group input outside the store"
 """The counted reason for copies of inputs."""
+_NOT_REACHED: Final = "group input whose owner is not reached"
+"""The counted reason for copies of inputs that lie in the arena of a process which other ranks cannot reach."""
 _FOR_OTHER_HOSTS: Final = "group input with gaps, or of another process, for other hosts"
 """The counted reason for copies of inputs that other hosts cannot take from where they lie."""
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -67,11 +75,65 @@ def source_of(process: LocalProcess, array: Array) -> InputPlace:
     if store.contains(low, high):
         return InputPlace(array, b"", low - store.arena.address, low, high)
     root = root_of(array)
-    if type(root) is Lease and root.reader == store.process and root.adopted is None:
-        return InputPlace(array, root.owner, root.offset + low - root.address, low, high)
+    if type(root) is Lease and is_of(store, root):
+        if root.adopted is not None:  # its owner has ended, and this process has the bytes
+            return InputPlace(array, b"", root.adopted[1] + low - root.address, low, high)
+        session = process.sessions.used.get(root.owner)
+        if session is not None and session.closed is None:
+            return InputPlace(array, root.owner, root.offset + low - root.address, low, high)
     copied = store.empty(array.shape, array.dtype)
     process.copies.copy_into(copied, array, OUTSIDE)
     return source_of(process, copied)
+
+
+def own_source(process: LocalProcess, source: InputPlace) -> InputPlace:
+    """Return the place of an input in the arena of this process, to which it is copied from other arenas.
+
+    Raises:
+        OutOfMemory: the copy does not fit the store.
+    """
+    if source.owner:
+        source = source_of(process, source.array)  # the owner may have ended meanwhile
+    if not source.owner:
+        return source
+    copied = process.store.empty(source.array.shape, source.array.dtype)
+    process.copies.copy_into(copied, source.array, _NOT_REACHED)
+    return source_of(process, copied)
+
+
+async def reach_inputs(operation: Any, ranks: Iterable[int]) -> None:
+    """Connect to the processes whose arenas have the inputs of other ranks: further ones too, from which the ranks have
+    received arrays as arguments. Where such a process has ended, its rank is asked for a copy of the input.
+
+    Args:
+        operation: the `Collective`, whose publications name the copies from then on.
+        ranks: the ranks.
+
+    Raises:
+        ConnectionLost: the process of a rank has ended.
+    """
+    process, published = operation.process, operation.published
+
+    async def reach(rank: int) -> None:
+        theirs = published[rank]
+        try:
+            await process.connections.connect(theirs.owner)
+        except ConnectionLost:
+            home = operation.member.seats[rank].process
+            if theirs.owner == home:
+                raise
+            offset, layout = await operation.member.input_of(rank, operation.seq)
+            published[rank] = theirs._replace(owner=home, offset=offset, layout=layout)
+
+    await all_of([reach(rank) for rank in ranks if not is_reached(process, published[rank].owner)])
+
+
+def is_reached(process: LocalProcess, owner: bytes) -> bool:
+    """Whether the arena of `owner` is this process's, or that of a process with which it is connected."""
+    if owner == process.process:
+        return True
+    session = process.sessions.used.get(owner)
+    return session is not None and session.closed is None
 
 
 class Piece(NamedTuple):
@@ -128,8 +190,8 @@ def operand_at(process: LocalProcess, owner: bytes, offset: int, layout: bytes, 
     """Return the operand for another rank's input, whose dtype and shape are those of `like`.
 
     Raises:
-        ProtocolError: the bytes do not lie in the owner's arena.
-        KeyError: there is no connection to the owner.
+        ConnectionLost: the connection to the owner has ended.
+        ProtocolError: the bytes do not lie in the owner's arena, or it is not mapped here.
     """
     strides, first = _decode(layout) if layout else ((), 0)
     nbytes = like.nbytes
@@ -148,8 +210,13 @@ def operand_at(process: LocalProcess, owner: bytes, offset: int, layout: bytes, 
             raise ProtocolError(f"{nbytes} bytes at {offset} do not lie in the arena of {store.arena.nbytes} bytes")
         address, keep = store.arena.address + offset, store.arena
     else:
-        connection = process.sessions.used[owner].connection
-        address, keep = connection.map(offset, nbytes), connection.mapping
+        session = process.sessions.used.get(owner)
+        if session is None:
+            raise ConnectionLost(f"the connection to process {owner.hex()}, which has a rank's input, has ended")
+        keep = session.connection.map(offset, nbytes)
+        address = keep.address
+        if not address and nbytes:
+            raise ProtocolError(f"an input lies in the arena of process {owner.hex()}, which is not mapped here")
     if not strides:
         return Operand(address, None, keep)
     view = np.ndarray(like.shape, like.dtype, np.asarray(Memory(address, nbytes, keep)), first, strides)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict, deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.operations import Publication, Ranked
     from zcactor.collectives.sources import Piece
+    from zcactor.transport.base import Commit
+    from zcactor.transport.mapping import Mapped
 
 __all__ = ["Staged", "StagedReduction"]
 
@@ -130,37 +133,40 @@ class Staged(Collective):
     async def brought(self, memory: Any, start: int, nbytes: int, dtype: np.dtype[Any] | None = None) -> Operand:
         """A part of lent bytes as an operand: where it is mapped, or read to memory of ours."""
         if type(memory) is RemoteLease:
-            block = self.process.placements.take(memory.owner, nbytes)
-            await self._fetch(memory, start, nbytes, block.address, block)
+            block = self.process.placements.take(memory.owner, nbytes, commit=False)
+            commit = partial(self.process.store.commit, block.offset)
+            await self._fetch(memory, start, nbytes, block.address, block, commit)
             return Operand(block.address, None, block, dtype)
         return Operand(memory.address + start, None, memory, dtype)
 
-    async def _fetch(self, memory: RemoteLease, start: int, nbytes: int, address: int, keep: Any) -> None:
+    async def _fetch(
+        self, memory: RemoteLease, start: int, nbytes: int, address: int, keep: Any, commit: Commit | None = None
+    ) -> None:
         try:
-            await self.process.locations.fetch(memory, start, nbytes, address, keep)
+            await self.process.locations.fetch(memory, start, nbytes, address, keep, commit)
         except ConnectionLost as error:  # this may be known before the end of the process is
             self.member.unreached(memory.owner, str(error))
             raise
 
     async def bring(self, memory: Any, start: int, nbytes: int, address: int, keep: Any) -> None:
-        """Take a part of lent bytes to an address in `keep`, a block of ours or a lease on mapped memory."""
+        """Take a part of lent bytes to an address in `keep`, a block of ours or mapped memory of another process."""
         if type(memory) is RemoteLease and (type(keep) is Block or memory.session.connection.kind == "tcp"):
             await self._fetch(memory, start, nbytes, address, keep)
             return
         operand = await self.brought(memory, start, nbytes)
-        await self.compute(lambda: self.copy(operand.address, address, nbytes), nbytes)
+        await self.compute(lambda: self.copy(operand, address, keep, nbytes), nbytes)
 
-    def copy(self, source: int, target: int, nbytes: int) -> None:
-        """Copy bytes of this process, which is counted."""
-        there = np.asarray(Memory(target, nbytes, None, writable=True))
-        self.process.copies.copy_into(there, np.asarray(Memory(source, nbytes, None)), _INTO_HOSTS)
+    def copy(self, source: Operand, target: int, keep: Any, nbytes: int) -> None:
+        """Copy bytes of this process to an address in `keep`, which is counted."""
+        there = np.asarray(Memory(target, nbytes, keep, writable=True))
+        self.process.copies.copy_into(there, np.asarray(Memory(source.address, nbytes, source.keep)), _INTO_HOSTS)
 
     def own_block(self, nbytes: int) -> Block:
         """Memory for a part of a sum, or for the result: that of an operation before, where it is free."""
         return self.process.placements.take(self.process.process, nbytes)
 
-    async def writable(self, result: Any) -> int:
-        """The address at which this process writes to `result`. A connection that was opened from both ends at the same
+    async def writable(self, result: Any) -> Block | Mapped:
+        """The memory of `result` as this process writes to it. A connection that was opened from both ends at the same
         moment may have been replaced, and gets write access here."""
         if type(result) is Lease and result.owner != self.process.process:
             try:
@@ -200,9 +206,9 @@ class StagedReduction(Staged, Reduction):
         self.deliver(result)
 
     async def fold_to(
-        self, operands: Sequence[Operand], out: int, start: int, count: int, into: np.dtype[Any] | None, ranks: int
+        self, operands: Sequence[Operand], out: Operand, start: int, count: int, into: np.dtype[Any] | None, ranks: int
     ) -> None:
-        """Reduce to an address; see `zcactor.collectives.folding.fold`."""
+        """Reduce to the memory of `out`; see `zcactor.collectives.folding.fold`."""
         op, dtype = self.op, self.array.dtype
         nbytes = None if any(x.dtype for x in operands) or into else swift_nbytes(op, dtype, operands, count)
-        await self.compute(lambda: fold(op, dtype, operands, out, start, count, into, ranks), nbytes)
+        await self.compute(lambda: fold(op, dtype, operands, out.address, start, count, into, ranks), nbytes)

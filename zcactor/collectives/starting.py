@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.api.future import ObjectRef
 from zcactor.collectives.kinds import check_timeout
-from zcactor.errors import GroupTimeout
+from zcactor.collectives.operations import Refusal
+from zcactor.errors import GroupTimeout, OutOfMemory
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
 
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.member import Member
     from zcactor.collectives.operations import Collective
+    from zcactor.collectives.steps import ReducerStep
     from zcactor.process.context import LocalProcess
 
 __all__ = ["start"]
 
 
 def start(
-    member: Member, what: str, timeout: float | None, make: Callable[[LocalProcess, Call], Collective]
-) -> ObjectRef[Any]:
+    member: Member, what: str, timeout: float | None, make: Callable[[LocalProcess, Call], Collective],
+    step: ReducerStep | None = None,
+) -> ObjectRef[Any]:  # fmt: skip
     """Start an operation, and return the reference to its result. Any thread may call this.
 
     Args:
@@ -31,13 +34,18 @@ def start(
         what: the name of the operation in messages.
         timeout: seconds, or None.
         make: makes the operation of the process and of the promise of the result.
+        step: the step of a reducer that it belongs to.
     """
     check_timeout(timeout, what)
     process = member.process
     call = Call(process.process, process.loop, process.thread)
     call.label = what
     call.retrieved = True  # until its reference exists
-    operation = make(process, call)
+    try:
+        operation = make(process, call)
+    except OutOfMemory as error:  # no room for a copy of the input: all ranks get the error
+        operation = Refusal(process, call, what, error)
+    operation.step = step
     reference: ObjectRef[Any] = ObjectRef(call)
     call.retrieved = False
     left = timeout

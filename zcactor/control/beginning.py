@@ -12,6 +12,7 @@ from zcactor.control.entries import emptying_changes, opened_change, read
 from zcactor.control.forcing import reason
 from zcactor.control.head_log import MAX_CHANGES, LogUnusable
 from zcactor.ids import ProcessId
+from zcactor.transport.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from zcactor.control.entries import Entries, MemberEntry
@@ -65,6 +66,12 @@ class Beginning:
         known = entries.cluster
         self.closed = known is not None and known.closed
         if known is not None and not known.closed:
+            if known.protocol != PROTOCOL_VERSION:
+                raise LogUnusable(
+                    f"the log {self.name} is of a cluster that speaks protocol {known.protocol or 'before 14'}, and "
+                    f"this zcactor speaks {PROTOCOL_VERSION}: start the head with the zcactor that wrote it; or "
+                    f"{self._remedy}"
+                )
             if known.cluster != self.cluster:
                 raise LogUnusable(f"another head has begun a cluster with the log {self.name} just now; try again")
             self.entries = entries

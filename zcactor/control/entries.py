@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from zcactor.control.head_log import MAX_NBYTES, Change, nbytes_of
+from zcactor.transport.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from zcactor.control.actor_record import ActorRecord
@@ -48,6 +49,8 @@ class ClusterEntry(msgspec.Struct, frozen=True):
     """Its id, which is the process id of each of its heads."""
     address: str = ""
     """``host:port`` of its head."""
+    protocol: int = 0
+    """The `PROTOCOL_VERSION` of its heads. Interfaces and recipes are in the log as they travel."""
 
 
 class MemberEntry(msgspec.Struct, frozen=True):
@@ -164,7 +167,7 @@ def driver_change(process: ProcessId, address: str, machine: str) -> Change:
 
 def opened_change(cluster: ProcessId, address: str) -> Change:
     """The change that a cluster has a head, at `address`."""
-    return Change("cluster", CLUSTER_KEY, _encode(ClusterEntry(False, cluster, address)))
+    return Change("cluster", CLUSTER_KEY, _encode(ClusterEntry(False, cluster, address, PROTOCOL_VERSION)))
 
 
 def closed_change() -> Change:

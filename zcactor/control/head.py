@@ -399,7 +399,9 @@ class Head(Placing):
             session = await self.process.connections.connect(worker.process)
             if actor.restarts != turn or actor.state != "restarting":
                 return
-            made = (actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe)
+            declared = actor.interface
+            assert declared is not None  # as the actor is not dead
+            made = (actor.index, actor.actor_id, actor.object_id, turn, actor.options, declared.wire(), recipe)
             await self.recorder.order(self.process.requests, session, "create", *made)
             await actor.decided()
             if actor.restarts == turn and actor.state == "restarting":

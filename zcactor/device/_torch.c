@@ -177,7 +177,7 @@ static PyObject *py_use(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iIiK", &device, &pool, &event_fd, &extent) || !is_device(device)) return NULL;
     UNLOCKED(
         owner = getpid();
-        if (devices[device].pool != pool) devices[device].has_functions = 0;
+        if (devices[device].pool != pool) devices[device].has_functions = 0, devices[device].made = 0;
         devices[device].pool = pool;
         devices[device].event_fd = event_fd;
         devices[device].extent = extent;
@@ -211,6 +211,7 @@ static PyObject *py_make_by(PyObject *module, PyObject *args) {
             made.pool = d->pool;
             made.event_fd = d->event_fd;
             made.extent = d->extent;
+            made.made = d->made;
             made.naccess = (size_t)naccess;
             made.step = step;
             made.limit = limit;
@@ -298,9 +299,21 @@ static PyMethodDef functions[] = {
     {"take_idle", py_take_idle, METH_VARARGS, "take_idle(pool, keep) -> addresses of extents that were taken away"},
     {"figures", py_figures, METH_O, "figures(pool) -> (bytes of all extents, bytes in use)"},
     {NULL, NULL, 0, NULL}};
+/* fork(2): no thread may hold the mutex then, as it would stay held in the child. The handlers of the heaps are
+ * registered before, so this mutex is taken before their locks, as everywhere here. */
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+static int fork_code;
+static void register_handlers(void) { fork_code = pthread_atfork(before_fork, after_fork, after_fork); }
 static int execute(PyObject *module) {
     (void)module;
-    if (watch_forks()) { PyErr_NoMemory(); return -1; }
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    int code = watch_forks();
+    if (!code) {
+        pthread_once(&once, register_handlers);
+        code = fork_code;
+    }
+    if (code) { PyErr_NoMemory(); return -1; }
     return 0;
 }
 static PyModuleDef_Slot slots[] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from types import CoroutineType
+from types import CoroutineType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from zcactor.execution.answers import Answers
@@ -33,6 +33,13 @@ __all__ = ["ActorRunner", "current_call"]
 current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_current_call", default=None)
 """The `Incoming` that a task of a system actor serves."""
 
+
+def _refused(*_: object) -> None:
+    """Stand in for a method that the class has not as its callers know it. Never called."""
+
+
+_NOWHERE: Any = SimpleNamespace(lanes={})
+"""The mailbox of such methods: without lanes, so that each call of one comes to `ActorRunner.receive`."""
 _ASYNC = int(MethodKind.ASYNC)
 _INLINE = int(MethodKind.INLINE)
 _SYNC = int(MethodKind.SYNC)
@@ -49,7 +56,8 @@ class ActorRunner(Linked, Movable):
         label: the actor's name in messages.
         options: its options; see `zcactor.options.ActorDeclaration`.
         info: the result of `zc.current_actor` in its methods.
-        interface: the interface of `actor_class`, where it is known already.
+        interface: the interface by which callers know the actor, see `Interface.seen_as`; that of `actor_class` where
+            it is None.
     """
 
     def __init__(
@@ -118,9 +126,10 @@ class ActorRunner(Linked, Movable):
     def adopt(self, instance: Any) -> None:
         """Use `instance`, which was made elsewhere."""
         self.instance = instance
-        self._methods = [getattr(instance, spec.name) for spec in self._specs]
+        refusals = self.interface.refusals
+        self._methods = [_refused if spec.code in refusals else getattr(instance, spec.name) for spec in self._specs]
         self._plain = self._when_open = [
-            (method, spec.kind, mailbox)
+            (method, spec.kind, _NOWHERE if method is _refused else mailbox)
             for method, spec, mailbox in zip(self._methods, self._specs, self._by_code, strict=True)
         ]
 
@@ -197,15 +206,17 @@ class ActorRunner(Linked, Movable):
             if not incoming.returning:
                 incoming.host = None  # arguments that come later start nothing
             return
-        if incoming.code >= len(self._methods):
-            self._answers.failure(incoming, AttributeError(f"{self.label} has no method number {incoming.code}"))
+        code = incoming.code
+        if code >= len(self._methods) or self._methods[code] is _refused:
+            unknown = AttributeError(f"{self.label} has no method number {code}")
+            self._answers.failure(incoming, self.interface.refusals.get(code, unknown))
             incoming.host = None
             return
         if incoming.timeout_ns:
             incoming.deadline = self.process.loop.time() + incoming.timeout_ns * 1e-9
         if incoming.parts and not incoming.blockers:
             self._arguments.prepare(incoming)
-        self._by_code[incoming.code].submit(incoming, self._specs[incoming.code])
+        self._by_code[code].submit(incoming, self._specs[code])
 
     def receive_plain(self, session: Session, call_id: int, code: int, timeout_ns: int, args: list[Any]) -> None:
         """Take a call with plain arguments that has arrived, as `receive` does. The native part calls this.

@@ -5,16 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zcactor.api.future import ObjectRef
+from numpy import ndarray
+
+from zcactor.api.future import ObjectRef, packed_result
+from zcactor.api.handle import ActorHandle
 from zcactor.graphs.share import Duty, Share
 from zcactor.graphs.values import Outcome
+from zcactor.marshal.packed import Packed
+from zcactor.marshal.values import SCALARS
 from zcactor.process.spinning import Spinner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zcactor.graphs.runs import Runs
-    from zcactor.marshal.packed import Packed
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
 
@@ -56,6 +60,7 @@ class Graphs:
 
         Raises:
             LookupError: an actor is not in this process.
+            AttributeError, TypeError: its class there has not the method that the founder's has.
             ConnectionLost: another process is not reached.
         """
         own = self.process.process
@@ -64,8 +69,10 @@ class Graphs:
             host = self._hosts.by_index.get(place)
             if host is None or host.info is None or host.info.actor_id != actor_id:
                 raise LookupError(f"the actor of {label} is not in its process any more")
-            found = [(comes, await _constant(value)) for comes, value in args]
-            named = {name: (comes, await _constant(value)) for name, (comes, value) in kwargs.items()}
+            if code in host.interface.refusals:
+                raise host.interface.refusals[code]
+            found = [(comes, await self._constant(value)) for comes, value in args]
+            named = {name: (comes, await self._constant(value)) for name, (comes, value) in kwargs.items()}
             duties.append(Duty(number, host, code, label, found, named, needs))
         names = dict(peers)
         for peer in names:
@@ -83,6 +90,20 @@ class Graphs:
         self.process.pushes.expectations.takers[share.word] = share.arrived
         for peer in names:
             self.process.sessions.kept[peer] += 1
+
+    async def _constant(self, value: Any) -> Any:
+        """A constant argument: the object itself, or packed where each run needs an object of its own."""
+        if isinstance(value, ObjectRef):
+            found = await value
+            packed = None
+        elif type(value) is Packed:
+            found = self.process.marshaller.unpack(value.payload, value.parts, value.flags)
+            packed = value
+        else:
+            return value
+        if _never_changes(found):
+            return found
+        return Packed(*packed_result(value._call)) if packed is None else packed
 
     async def start(self, key: bytes) -> list[tuple[bytes, str]]:
         """The transports to the processes that exchange values with this one, once all are connected.
@@ -209,6 +230,11 @@ class Graphs:
             self.forget(key)
 
 
-async def _constant(value: Any) -> Any:
-    """A constant argument; the value of a reference."""
-    return await value if isinstance(value, ObjectRef) else value
+def _never_changes(value: Any) -> bool:
+    """Whether no method can change a value, so that all runs may get the same object."""
+    cls = type(value)
+    if cls is ndarray:
+        return not value.flags.writeable
+    if cls is tuple:
+        return all(map(_never_changes, value))
+    return cls in SCALARS or cls is ActorHandle

@@ -21,7 +21,7 @@ from zcactor.errors import (
 from zcactor.graphs.layout import RUN_BITS, GraphLayout, NodeSlot, tasks_of
 from zcactor.graphs.share import KEY_NBYTES
 from zcactor.graphs.values import PLAIN, Outcome, completed
-from zcactor.marshal.packed import Packed
+from zcactor.marshal.packed import Packed, shared
 from zcactor.marshal.values import SCALARS
 from zcactor.peers.seating import Seat, seat_of
 from zcactor.process.tasks import all_of
@@ -112,6 +112,9 @@ class Runs:
         self.closing = False
         self.share: Share | None = None
         """This process's share; None while the graph is not compiled."""
+        self._arguments: dict[int, tuple[list[tuple[bool, Any]], dict[str, tuple[bool, Any]]]] | None = None
+        """The arguments of each step, with the constants as they were when the graph was compiled for the first
+        time."""
         self.seats: list[Seat] = []
         self.paths: dict[tuple[bytes, bytes], str] = {}
         """The transport from one process to another."""
@@ -135,9 +138,15 @@ class Runs:
         Raises:
             ActorDied: an actor is dead.
             ConnectionLost: a process is not reached.
+            Exception: the error of packing a constant.
         """
         process, steps = self.process, self.layout.steps
         self.forget()
+        if self._arguments is None:
+            self._arguments = {
+                step.number: ([*map(self._argued, step.args)], {n: self._argued(v) for n, v in step.kwargs.items()})
+                for step in steps
+            }
         seats = [await seat_of(process, handle, lost=self._lost) for handle in self.handles]
         for attempt in range(_ATTEMPTS):
             try:
@@ -160,13 +169,13 @@ class Runs:
         order = list(tasks)
         sessions = [await process.connections.connect(each) for each in order]
         asked = []
+        arguments = self._arguments or {}
         for place, session in zip(order, sessions, strict=True):
             task = tasks[place]
             steps = [
                 [
                     step.number, places[step.number].place, places[step.number].actor_id, step.spec.code,
-                    step.spec.label, [_argued(each) for each in step.args],
-                    {name: _argued(each) for name, each in step.kwargs.items()}, list(step.needs),
+                    step.spec.label, *arguments[step.number], list(step.needs),
                 ]
                 for step in task.steps
             ]  # fmt: skip
@@ -231,6 +240,15 @@ class Runs:
             process.loop.call_soon_threadsafe(self._begin, run, seconds)
         call.retrieved = False
         return reference
+
+    def _argued(self, value: Any) -> tuple[bool, Any]:
+        """An argument for the wire: a node's number, or a constant as it is now."""
+        if type(value) is NodeSlot:
+            return True, value.node
+        if type(value) in SCALARS or type(value) is ObjectRef:
+            return False, value
+        payload, parts, flags = self.process.marshaller.pack(value)
+        return False, Packed(payload, shared(parts), flags)
 
     def _kept(self, value: Any) -> Any:
         """An input as it was at the call, for a run that starts later."""
@@ -435,11 +453,6 @@ class Runs:
         self._waiting.clear()
         for call in list(self.unfinished):
             call.fail(ConnectionLost(cause, True))
-
-
-def _argued(value: Any) -> tuple[bool, Any]:
-    """An argument for the wire: a node's number, or a constant."""
-    return (True, value.node) if type(value) is NodeSlot else (False, value)
 
 
 def _resolved(value: Any) -> Any:

@@ -69,7 +69,8 @@ class Duty:
         host: runs it.
         code: number of the method in its actor's interface.
         label: its name in messages.
-        args: its positional arguments: ``(True, node)`` for a value of each run, ``(False, constant)``.
+        args: its positional arguments: ``(True, node)`` for a value of each run, ``(False, constant)``. A constant that
+            methods can change is packed.
         kwargs: its keyword arguments, likewise.
         needs: the numbers of the nodes whose values it takes, each once.
     """
@@ -82,6 +83,8 @@ class Duty:
         self.args, self.kwargs, self.needs = args, kwargs, needs
         self.takes_one = len(args) == 1 and args[0][0]
         """Whether its only positional argument is a value of each run."""
+        self.is_plain = not kwargs and not any(type(what) is Packed for _, what in args)
+        """Whether it takes positional arguments only, and every run may get the same constants."""
         self.next = 1
         """The run that starts next."""
         self.gathered: dict[int, dict[int, Outcome]] = {}
@@ -181,7 +184,7 @@ class Share:
         self._alone = {
             number: takers[0]
             for number, takers in self._takers.items()
-            if len(takers) == 1 and takers[0].needs == [number] and not takers[0].kwargs and number not in self._outputs
+            if len(takers) == 1 and takers[0].needs == [number] and takers[0].is_plain and number not in self._outputs
         }
         """The only taker of a node, by number, where it takes nothing else."""
         self._ends = frozenset(number for number in self._outputs if not self._takers[number])
@@ -258,7 +261,11 @@ class Share:
     def _start(self, duty: Duty, run: int, found: Mapping[int, Outcome]) -> None:
         def value(argued: tuple[bool, Any]) -> Any:
             comes, what = argued
-            return argument(self.process, duty.label, found[what]) if comes else what
+            if comes:
+                return argument(self.process, duty.label, found[what])
+            if type(what) is Packed:  # an object of this run's own
+                return argument(self.process, duty.label, Outcome(_OK, what.payload, what.parts, what.flags))
+            return what
 
         args = [value(each) for each in duty.args]
         key = duty.number << RUN_BITS | run

@@ -42,7 +42,12 @@ class Gather:
 
 @runtime_checkable
 class Hook(Protocol):
-    """The method that a reducer calls. A hook belongs to one rank, and all ranks use hooks of one configuration."""
+    """The method that a reducer calls. A hook belongs to one rank, and all ranks use hooks of one configuration.
+
+    A hook may have more, which the protocol does not ask for. ``settings`` is a text that has to be the same on all
+    ranks; otherwise the name of the hook's class has to be. Where it has ``snapshot()`` and ``restore(snapshot)``, a
+    reducer makes it as it was before a step that fails on some rank, or has a result that is not finite.
+    """
 
     def reduce(self, name: str, grad: Array, size: int) -> Generator[Sum | Gather, Any, Array]:
         """Exchange a gradient, and return the sum over ranks.
@@ -93,6 +98,13 @@ class Compressor:
         ValueError: `error_feedback` is no bool.
     """
 
+    _agreed: tuple[str, ...] = ("error_feedback",)
+    """Attributes that are the same on all ranks."""
+    _counts = False
+    """Whether the number of a step matters."""
+    _state: tuple[str, ...] = ("_residuals", "_steps")
+    """Attributes that steps change: dicts by the names of gradients, whose values are replaced."""
+
     def __init__(self, error_feedback: bool) -> None:
         self.error_feedback = flag("error_feedback", error_feedback)
         self._residuals: dict[str, Array] = {}
@@ -123,11 +135,24 @@ class Compressor:
     def _load(self, state: Mapping[str, Any]) -> None:
         """Take over what a hook keeps besides."""
 
-    def _next_step(self, name: str) -> int:
+    @property
+    def settings(self) -> str:
+        """The kind and the arguments, in which the hooks of all ranks agree."""
+        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._agreed)
+        return f"{type(self).__name__}({arguments})"
+
+    def snapshot(self) -> Any:
+        """The state at this moment, for `restore`. Arrays of it are replaced by later steps, and never changed."""
+        return [dict(getattr(self, name)) for name in self._state]
+
+    def restore(self, snapshot: Any) -> None:
+        """Make the state as it was at a `snapshot`."""
+        for name, values in zip(self._state, snapshot, strict=True):
+            setattr(self, name, dict(values))
+
+    def _step_of(self, name: str) -> int:
         """The number of this step for the gradient `name`, from 0."""
-        step = self._steps.get(name, 0)
-        self._steps[name] = step + 1
-        return step
+        return self._steps.get(name, 0)
 
     def _corrected(self, name: str, grad: Any) -> Array:
         """`grad` with what was not sent of the one before, in C order: float64 where `grad` is, else float32.
@@ -150,7 +175,8 @@ class Compressor:
                 f"gradient {name!r} has shape {grad.shape} and dtype {grad.dtype}; in the step before it was "
                 f"{residual.shape} of {residual.dtype}: give each gradient a name of its own"
             )
-        corrected: Array = np.add(residual, grad, dtype=exact, order="C")
+        with np.errstate(all="ignore"):
+            corrected: Array = np.add(residual, grad, dtype=exact, order="C")
         return corrected
 
     @staticmethod
@@ -158,14 +184,39 @@ class Compressor:
         """The sum of the flat gradients that the ranks have sent, in their order. It is added as precisely as
         `corrected` is, and gets the shape and dtype of `grad`."""
         total = np.zeros(grad.size, corrected.dtype)
-        for each in sent:
-            total += each
-        return total.reshape(grad.shape).astype(grad.dtype)
+        with np.errstate(all="ignore"):  # a step that is not finite is the caller's to see
+            for each in sent:
+                total += each
+            return total.reshape(grad.shape).astype(grad.dtype)
 
-    def _keep(self, name: str, corrected: Array, sent: Array) -> None:
-        """Remember for the next step what of `corrected` was not `sent`, which may be overwritten."""
-        if self.error_feedback:
-            self._residuals[name] = np.subtract(corrected, sent.reshape(corrected.shape), dtype=corrected.dtype)
+    @staticmethod
+    def _rest(corrected: Array, sent: Array) -> Array:
+        """The part of `corrected` that was not `sent`."""
+        with np.errstate(all="ignore"):
+            rest: Array = np.subtract(corrected, sent.reshape(corrected.shape), dtype=corrected.dtype)
+        return rest
+
+    def _commit(self, name: str, total: Array, rest: Array | None) -> bool:
+        """Keep what was not sent for the next step, and count the step. Called behind the last exchange, so that a step
+        which fails before changes nothing; nor does one whose `total` is not finite, on any rank.
+
+        Args:
+            name: of the gradient.
+            total: the sum over ranks.
+            rest: the part of this rank's gradient that was not sent; None keeps none.
+
+        Returns:
+            Whether the step counts.
+        """
+        if not np.isfinite(total).all():
+            return False
+        if self._counts:
+            self._steps[name] = self._step_of(name) + 1
+        if rest is not None and self.error_feedback:
+            self._residuals[name] = rest
+        else:
+            self._residuals.pop(name, None)
+        return True
 
 
 def is_float(value: Any) -> bool:

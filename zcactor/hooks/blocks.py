@@ -79,10 +79,11 @@ class _Blockwise(Compressor, ABC):
         del size
         corrected = self._corrected(name, grad)
         codes, scales = self._encode(name, corrected.astype(np.float32, copy=False).reshape(-1))
-        if self.error_feedback:
-            self._keep(name, corrected, self._decode(codes, scales))
         ranks = yield Gather([codes, scales])
-        return self._added(grad, corrected, (self._decode(*theirs) for theirs in ranks))
+        total = self._added(grad, corrected, (self._decode(*theirs) for theirs in ranks))
+        rest = self._rest(corrected, self._decode(codes, scales)) if self.error_feedback else None
+        self._commit(name, total, rest)
+        return total
 
     def _scaled(self, values: NDArray[np.float32], largest: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """`values` by their blocks' scales, so that each block's largest magnitude is `largest`; and the scales.
@@ -132,6 +133,9 @@ class Int8(_Blockwise):
         ValueError: an argument is out of range.
     """
 
+    _agreed = ("block", "stochastic", "error_feedback")
+    _counts = True
+
     def __init__(self, block: int = 256, stochastic: bool = True, seed: int = 0, error_feedback: bool = True) -> None:
         super().__init__(block, error_feedback)
         self.stochastic = flag("stochastic", stochastic)
@@ -139,11 +143,10 @@ class Int8(_Blockwise):
 
     def _encode(self, name: str, values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float32]]:
         scaled, scales = self._scaled(values, 127.0)
-        step = self._next_step(name)
         if not self.stochastic:
             return np.rint(scaled).astype(np.int8), scales
         drawn = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-        chance = np.random.default_rng([self.seed, drawn, step]).random(scaled.size, dtype=np.float32)
+        chance = np.random.default_rng([self.seed, drawn, self._step_of(name)]).random(scaled.size, dtype=np.float32)
         return np.clip(np.floor(scaled + chance), -127, 127).astype(np.int8), scales
 
     def _decode(self, codes: NDArray[Any], scales: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -161,6 +164,8 @@ class FP8(_Blockwise):
     Raises:
         ValueError: an argument is out of range.
     """
+
+    _agreed = ("kind", "block", "error_feedback")
 
     def __init__(self, kind: Literal["e4m3", "e5m2"] = "e4m3", block: int = 128, error_feedback: bool = True) -> None:
         super().__init__(block, error_feedback)

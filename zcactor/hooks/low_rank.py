@@ -34,6 +34,10 @@ class PowerSGD(Compressor):
         ValueError: an argument is out of range.
     """
 
+    _agreed = ("rank", "start_after", "seed", "error_feedback")
+    _counts = True
+    _state = ("_residuals", "_steps", "_bases")
+
     def __init__(self, rank: int, start_after: int = 0, seed: int = 0, error_feedback: bool = True) -> None:
         super().__init__(error_feedback)
         self.rank = whole("rank", rank, 1, "columns of the narrow matrices")
@@ -57,30 +61,38 @@ class PowerSGD(Compressor):
             ValueError: the gradient of that name had another shape or precision before.
         """
         del size
-        step = self._next_step(name)
+        step = self._step_of(name)
         corrected = self._corrected(name, grad)
         rows = grad.shape[0] if grad.ndim > 1 else 1
         columns = grad.size // rows if rows else 0
         if step < self.start_after or rows <= 1 or (rows + columns) * self.rank >= grad.size:
-            self._residuals.pop(name, None)
             (total,) = yield Sum([corrected])
             same: NDArray[Any] = np.asarray(total).astype(grad.dtype)
+            self._commit(name, same, None)
             return same
         matrix = corrected.reshape(rows, columns)
         basis = self._bases.get(name)
         if basis is None or basis.shape != (columns, self.rank) or basis.dtype != matrix.dtype:
             basis = self._drawn(name, columns).astype(matrix.dtype)
-        (left,) = yield Sum([matrix @ basis])
-        left = np.linalg.qr(np.asarray(left))[0]  # the same bits on all ranks, as the sum has them
-        ours = matrix.T @ left
-        self._keep(name, corrected, left @ ours.T)
+        (left,) = yield Sum([_product(matrix, basis)])
+        # The same bits on all ranks, as the sum has them. LAPACK is not asked about what is not finite.
+        left = np.linalg.qr(np.asarray(left))[0] if np.isfinite(left).all() else np.full_like(left, np.nan)
+        ours = _product(matrix.T, left)
         (right,) = yield Sum([ours])
         right = np.array(right)
-        self._bases[name] = right
-        product: NDArray[Any] = (left @ right.T).reshape(grad.shape)
-        return product.astype(grad.dtype)
+        product: NDArray[Any] = _product(left, right.T).reshape(grad.shape).astype(grad.dtype)
+        if self._commit(name, product, self._rest(corrected, _product(left, ours.T))):
+            self._bases[name] = right
+        return product
 
     def _drawn(self, name: str, columns: int) -> NDArray[Any]:
         """The first narrow matrix of the gradient `name`."""
         drawn = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
         return np.random.default_rng([self.seed, drawn]).standard_normal((columns, self.rank))
+
+
+def _product(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+    """The matrix product. NumPy would warn of infinities, which the caller of a step sees in its result."""
+    with np.errstate(all="ignore"):
+        product: NDArray[Any] = left @ right
+    return product

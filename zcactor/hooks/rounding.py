@@ -52,6 +52,7 @@ class BF16(Compressor):
         del size
         corrected = self._corrected(name, grad)
         bits = to_bfloat16(np.ascontiguousarray(corrected, np.float32).reshape(-1))
-        self._keep(name, corrected, from_bfloat16(bits))
         ranks = yield Gather([bits])
-        return self._added(grad, corrected, (from_bfloat16(np.asarray(theirs, np.uint16)) for (theirs,) in ranks))
+        total = self._added(grad, corrected, (from_bfloat16(np.asarray(theirs, np.uint16)) for (theirs,) in ranks))
+        self._commit(name, total, self._rest(corrected, from_bfloat16(bits)))
+        return total

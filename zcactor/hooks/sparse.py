@@ -33,6 +33,8 @@ class TopK(Compressor):
         ValueError: `fraction` is out of range, or `error_feedback` is no bool.
     """
 
+    _agreed = ("fraction", "error_feedback")
+
     def __init__(self, fraction: float, error_feedback: bool = True) -> None:
         super().__init__(error_feedback)
         number: object = fraction
@@ -56,14 +58,15 @@ class TopK(Compressor):
         # Sorted, so that adding walks memory forwards, and equal gradients give equal bytes.
         chosen = np.sort(np.argpartition(np.abs(flat), flat.size - count)[flat.size - count :]).astype(np.int32)
         values = flat[chosen]
-        if self.error_feedback:
-            rest = corrected.copy()
-            rest.reshape(-1)[chosen] = 0
-            self._residuals[name] = rest
         ranks = yield Gather([chosen, values])
         total = np.zeros(flat.size, flat.dtype)
-        for indices, theirs in ranks:
-            if np.any(indices < 0):
-                raise ValueError(f"gradient {name!r}: a rank has sent a negative index")
-            total[indices] += theirs  # each index comes once a rank
-        return total.reshape(grad.shape).astype(grad.dtype)
+        with np.errstate(all="ignore"):
+            for indices, theirs in ranks:
+                if np.any(indices < 0):
+                    raise ValueError(f"gradient {name!r}: a rank has sent a negative index")
+                total[indices] += theirs  # each index comes once a rank
+            result: NDArray[Any] = total.reshape(grad.shape).astype(grad.dtype)
+        rest = corrected  # which is ours
+        rest.reshape(-1)[chosen] = 0
+        self._commit(name, result, rest)
+        return result

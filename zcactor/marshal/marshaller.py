@@ -18,6 +18,7 @@ from zcactor.marshal.values import (
     SCALARS,
     encode,
 )
+from zcactor.native import hot
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block
 from zcactor.rpc.messages import Flags
@@ -73,7 +74,7 @@ class Marshaller:
             nbytes: its size in bytes.
         """
         block = self.store.block_at(address, address + nbytes)
-        if block is None or (block.sealed and block.exported and not array.flags.writeable):
+        if block is None or (block.sealed and block.exported and not array.flags.writeable and not hot.lent(array)):
             return block
         holder = share(self.store, array)
         if type(holder) is not Block:
@@ -97,6 +98,7 @@ class Marshaller:
         eager_limit: int = 0,
         moved: list[Array] | None = None,
         *,
+        closed: list[Any] | None = None,
         direct: bool = False,
         payload_limit: int = 0,
     ) -> PackedMessage:
@@ -107,6 +109,8 @@ class Marshaller:
             kwargs: the keyword arguments.
             eager_limit: bytes, the eager limit of the connection that is to carry them; 0 takes that of the process.
             moved: a list that receives the arrays that are handed over. They are dead from then on; see `restore`.
+            closed: a list that receives what was closed for the message; see `zcactor.marshal.sharing.reopen`. An error
+                that this raises has undone it.
             direct: the message goes straight to the process that runs the method.
             payload_limit: bytes of a payload that goes into no object of its own, as it is to be a value in another
                 message; 0 takes the eager limit.
@@ -136,6 +140,8 @@ class Marshaller:
             raise
         if packing.moved and moved is not None:
             moved.extend(move.array for move in packing.moved)
+        if closed is not None:
+            closed.extend(packing.closed)
         return packed
 
     def pack(self, value: Any, eager_limit: int = 0) -> PackedMessage:

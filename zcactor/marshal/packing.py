@@ -30,7 +30,17 @@ from zcactor.marshal.move import (
 )
 from zcactor.marshal.on_gpu import may_be_on_gpu
 from zcactor.marshal.placing import is_as_placed, place, placed, room_for
-from zcactor.marshal.sharing import OUTSIDE, PIECE, closable, is_of, reason_to_copy, seal_copy, share, snapshot
+from zcactor.marshal.sharing import (
+    CLAIMED,
+    OUTSIDE,
+    PIECE,
+    closable,
+    is_of,
+    reason_to_copy,
+    seal_copy,
+    share,
+    snapshot,
+)
 from zcactor.marshal.values import (
     SCALARS,
     Code,
@@ -40,6 +50,7 @@ from zcactor.marshal.values import (
     pack_scalar,
     registered,
 )
+from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
@@ -166,11 +177,18 @@ class Packing:
 
         Args:
             array: an array of any dtype of plain bytes, with any shape and strides; also of a subclass.
+
+        Raises:
+            ValueError: the array was moved, or takes the result of a group's operation that is not done.
+            NotPlain: the elements are not plain bytes.
+            OutOfMemory: the store has no room for a copy.
         """
         if not is_shareable(array.dtype):
             if is_moved(array):
                 raise ValueError(UNUSABLE)
             raise NotPlain
+        if not array.flags.writeable and hot.claimed(array):
+            raise ValueError(CLAIMED)
         if self.moved:
             self._check_not_moved(array)
         if array.nbytes < self.eager_limit:
@@ -209,17 +227,22 @@ class Packing:
         entry = self._placed.get((id(array), False))
         if entry is not None:
             return root_of(entry[1]), entry[1]
-        block = self.copies.known(array)
-        if block is not None:
-            copied = placed(array, np.asarray(block))
-            if is_as_placed(array, copied):
-                return block, copied
         reason = reason_to_copy(self.store, array)
-        block, copied = snapshot(self.store, self.copies, np.asarray(array), reason)
+        low, high = byte_bounds(array)
+        block, copied = self.copies.known(low, high - low), array
+        if block is not None and high - low == array.nbytes == block.nbytes:
+            copied = placed(array, np.asarray(block))
+        if copied is array or not is_as_placed(array, copied):
+            if reason == OUTSIDE:
+                self.copies.warn_of_large(array.nbytes)
+            block, copied = snapshot(self.store, self.copies, np.asarray(array), reason)
+            if high - low == array.nbytes:
+                self.copies.remember(low, array.nbytes, block)
         self._placed[id(array), False] = (array, copied)
-        if reason == OUTSIDE and type(array) is not np.memmap and (root_of(array) is not None or closable(array)):
-            array.setflags(write=False)
-            self.copies.remember(array, block)
+        outside = reason == OUTSIDE and type(array) is not np.memmap and array.flags.writeable
+        if outside and (root_of(array) is not None or closable(array)):
+            hot.keep(array)
+            self.closed.append((None, None, [array]))
         return block, copied
 
     def allocate(self, count: int, dtype: Any) -> Array:
@@ -244,6 +267,8 @@ class Packing:
                 for span in fresh
                 if span.source is not None and self.store.contains(span.low, span.high) == inside
             ]
+            if not inside:
+                self.copies.warn_of_large(sum(copied.nbytes for copied, _ in pairs))
             self.copies.copy_all(pairs, reason)
         for span in fresh:
             seal_copy(root_of(span.copied), span.copied)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 __all__ = [
+    "CLAIMED",
     "OUTSIDE",
     "PIECE",
     "closable",
@@ -44,6 +45,11 @@ __all__ = [
     "snapshot",
 ]
 
+CLAIMED: Final = (
+    "this array takes the result of a group's operation that is not done (out=), and its elements change then: await "
+    "that operation first"
+)
+"""The text of the error where such an array is used."""
 OUTSIDE: Final = "argument outside the store"
 """The counted reason for copies of arguments and results whose memory peers cannot reach."""
 PIECE: Final = "piece of an open array"
@@ -52,19 +58,26 @@ PIECE: Final = "piece of an open array"
 
 def is_of(store: Store, root: object) -> bool:
     """Whether `root`, from `root_of`, is an object of `store` or was granted to its process. Objects of an earlier
-    runtime are ordinary memory: no peer could reach them under this process's id."""
-    return root.store is store if type(root) is Block else type(root) is Lease and root.reader == store.process
+    runtime are ordinary memory: no peer could reach them under this process's id. So is memory that a fork has made
+    private to this process, unless nobody could write to it any more at that moment."""
+    if type(root) is Block:
+        return root.store is store and (root.sealed or not root.is_forked)
+    return type(root) is Lease and root.reader == store.process and not (root.forked and root.writable)
 
 
 def closable(array: Array) -> bool:
-    """Whether closing `array` closes its memory: it owns the memory, or no other object holds the owner.
+    """Whether closing `array` closes its memory: it owns the memory, or no other object holds the owner, or it is
+    read-only with all that it is a view of, and not just lent.
 
     Views and buffers of `array` itself that were made before are not found: they cannot be distinguished from names.
     """
     root = root_of(array)
-    if isinstance(root, Block | Lease) and root.array is not None and root.array() is array:
-        return True
-    return (root is None or isinstance(root, Block | Lease)) and bool(hot.sole(array))
+    if isinstance(root, Block | Lease):
+        if root.array is not None and root.array() is array:
+            return True
+    elif root is not None and type(root) is not bytes:
+        return False
+    return bool(hot.sole(array)) or not any(each.flags.writeable or hot.lent(each) for each in _chain(array))
 
 
 def _holder(store: Store, array: Array) -> Block | Lease | None:
@@ -94,7 +107,8 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
     Args:
         store: the store of this process.
         array: an array of any dtype of plain bytes, with any shape and strides; subclasses too.
-        closed: a list that receives what is closed by this call, for `reopen`.
+        closed: a list that receives what is closed by this call, for `reopen`. What a group borrows at the moment stays
+            closed behind the loan.
 
     Returns:
         The block, or the lease of a received array; None where a copy has to be made: see `reason_to_copy`.
@@ -114,11 +128,11 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
         else:
             holder.seal()  # type: ignore[union-attr]
         for each in _chain(array):
-            each.setflags(write=False)
+            hot.keep(each)
     else:
-        holder.closer = None  # this message, too, relies on the closed memory
-        if array.flags.writeable:
-            array.setflags(write=False)
+        if holder.closer is not None and all(holder.closer is not token for _, token, _ in closed or ()):
+            holder.closer = None  # this message, too, relies on the closed memory
+        hot.keep(array)
     return holder
 
 
@@ -174,6 +188,10 @@ def reopen(closed: list[Any]) -> None:
     """Undo the closing of arrays for a message that was never sent: they can be written to again. What another message
     relies on meanwhile, or a peer knows, stays closed."""
     for holder, token, arrays in closed:
+        if holder is None:  # a copy was made
+            for each in arrays:
+                hot.open(each)
+            continue
         if holder.closer is not token or getattr(holder, "exported", False):
             continue
         holder.closer = None

@@ -27,7 +27,7 @@ from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
 from zcactor.rpc.messages import Flags
-from zcactor.transport.mapping import Mapping, PrivateMapping
+from zcactor.transport.mapping import PrivateMapping, Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,6 +137,8 @@ class Unpacking:
                 self.counters.bytes_mapped += part.nbytes
         else:
             if type(holder) is Block:
+                if not holder.sealed and holder.is_forked:
+                    self.store.read_back(holder)  # it was moved away, and comes home after a fork
                 if part.kind == RegionKind.MOVED:
                     holder.sealed = False  # an object of this process, back with write access
                 elif not holder.sealed:
@@ -187,7 +189,7 @@ def _private_of(holder: Any, low: int, nbytes: int) -> PrivateMapping | None:
     if type(holder) is Lease and holder.pages is not None and holder.adopted is not None:
         fd, inside = holder.pages.store.arena.fd, low - holder.address
         return PrivateMapping.of(fd, holder.adopted[1] + inside, nbytes, holder) if fd >= 0 else None
-    if type(holder) is Lease and isinstance(holder.mapping, Mapping):
+    if type(holder) is Lease and type(holder.mapping) is Window:
         return holder.mapping.private(offset, nbytes, holder)
     return None
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from zcactor.errors import ConnectionLost, ProtocolError
 
 __all__ = ["hot"]
+
+if sys.byteorder != "little":
+    raise ImportError(
+        f"zcactor needs a little-endian machine, and this one is {sys.byteorder}-endian: frames are little-endian, and "
+        "are written and read in place; use x86-64 or arm64"
+    )
 
 hot: Any = importlib.import_module("zcactor.native._hot")
 """The extension module."""

@@ -1,5 +1,5 @@
 /* Arrays of NumPy: their addresses, and loans, for which they are read-only while members of a group read them; see
- * zcactor/collectives/borrowing.py. The interpreter lock keeps each step whole. */
+ * zcactor/collectives/lending.py. The interpreter lock keeps each step whole. */
 #define IMPORTS_NUMPY
 #include "hot.h"
 
@@ -95,43 +95,106 @@ PyObject *hot_array_over(PyObject *Py_UNUSED(module), PyObject *args) {
     if (array) PyArray_UpdateFlags((PyArrayObject *)array, NPY_ARRAY_UPDATE_ALL);
     return array;
 }
+/* An entry of `State.lent`: the array, the number of its loans, and KEPT or CLAIMED. */
+#define KEPT 1    /* it was passed on meanwhile, and stays read-only */
+#define CLAIMED 2 /* an operation writes its result to it */
+
+static long field_of(PyObject *entry, int i) {
+    return PyLong_AsLong(PyTuple_GET_ITEM(entry, i)); /* made here, so it is a small number */
+}
+/* The entry of an array, borrowed; NULL with or without an exception. */
+static PyObject *entry_of(State *state, PyObject *array) {
+    if (!PyDict_GET_SIZE(state->lent)) return NULL;
+    PyObject *key = PyLong_FromVoidPtr(array), *entry = key ? PyDict_GetItemWithError(state->lent, key) : NULL;
+    Py_XDECREF(key);
+    return entry;
+}
+/* Enter an array with so many loans; 0 loans remove it. */
+static int enter(State *state, PyObject *array, long loans, long how) {
+    PyObject *key = PyLong_FromVoidPtr(array), *made = key && loans ? Py_BuildValue("(Oll)", array, loans, how) : NULL;
+    int failed = !key || (loans && !made);
+    if (!failed) failed = (loans ? PyDict_SetItem(state->lent, key, made) : PyDict_DelItem(state->lent, key)) < 0;
+    Py_XDECREF(made);
+    Py_XDECREF(key);
+    return failed ? -1 : 0;
+}
+static int check_array(PyObject *array) {
+    if (import_numpy() < 0) return -1;
+    if (PyArray_Check(array)) return 0;
+    PyErr_Format(PyExc_TypeError, "an array is lent, not %.80s", Py_TYPE(array)->tp_name);
+    return -1;
+}
+/* Whether an array, or one that it is a view of, takes the result of an operation; -1 with an exception. */
+int is_claimed(State *state, PyObject *array) {
+    while (PyDict_GET_SIZE(state->lent) && array && PyArray_Check(array)) {
+        PyObject *entry = entry_of(state, array);
+        if (!entry && PyErr_Occurred()) return -1;
+        if (entry && field_of(entry, 2) == CLAIMED) return 1;
+        array = PyArray_BASE((PyArrayObject *)array);
+    }
+    return 0;
+}
 /* lend(array) */
 PyObject *hot_lend(PyObject *module, PyObject *array) {
     State *state = PyModule_GetState(module);
-    if (import_numpy() < 0) return NULL;
-    if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is lent, not %.80s", Py_TYPE(array)->tp_name);
-    PyObject *key = PyLong_FromVoidPtr(array), *entry = key ? PyDict_GetItemWithError(state->lent, key) : NULL;
-    int failed = !key || (!entry && PyErr_Occurred()), lent = entry || (!failed && PyArray_ISWRITEABLE((PyArrayObject *)array));
-    if (!failed && lent) {
-        long count = entry ? PyLong_AsLong(PyTuple_GET_ITEM(entry, 1)) + 1 : 1;
-        PyObject *made = Py_BuildValue("(Ol)", array, count);
-        failed = !made || PyDict_SetItem(state->lent, key, made) < 0;
-        Py_XDECREF(made);
-        if (!failed) PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    if (check_array(array) < 0) return NULL;
+    PyObject *entry = entry_of(state, array);
+    if (!entry && PyErr_Occurred()) return NULL;
+    if (!entry && !PyArray_ISWRITEABLE((PyArrayObject *)array)) Py_RETURN_FALSE;
+    if (enter(state, array, entry ? field_of(entry, 1) + 1 : 1, entry ? field_of(entry, 2) : 0) < 0) return NULL;
+    PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    Py_RETURN_TRUE;
+}
+/* claim(array) */
+PyObject *hot_claim(PyObject *module, PyObject *array) {
+    State *state = PyModule_GetState(module);
+    if (check_array(array) < 0) return NULL;
+    PyObject *entry = entry_of(state, array);
+    if (!entry && PyErr_Occurred()) return NULL;
+    if (entry || !PyArray_ISWRITEABLE((PyArrayObject *)array)) {
+        PyErr_SetString(PyExc_ValueError, "a result is written to an array that is writable, and not lent");
+        return NULL;
     }
-    Py_XDECREF(key);
-    return failed ? NULL : PyBool_FromLong(lent);
+    if (enter(state, array, 1, CLAIMED) < 0) return NULL;
+    PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    Py_RETURN_NONE;
+}
+/* claimed(array) */
+PyObject *hot_claimed(PyObject *module, PyObject *array) {
+    if (check_array(array) < 0) return NULL;
+    int claimed = is_claimed(PyModule_GetState(module), array);
+    return claimed < 0 ? NULL : PyBool_FromLong(claimed);
+}
+/* lent(array) */
+PyObject *hot_lent(PyObject *module, PyObject *array) {
+    if (check_array(array) < 0) return NULL;
+    PyObject *entry = entry_of(PyModule_GetState(module), array);
+    if (!entry && PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(entry && field_of(entry, 2) != KEPT);
+}
+/* keep(array) */
+PyObject *hot_keep(PyObject *module, PyObject *array) {
+    State *state = PyModule_GetState(module);
+    if (check_array(array) < 0) return NULL;
+    PyObject *entry = entry_of(state, array);
+    if (!entry && PyErr_Occurred()) return NULL;
+    if (entry && field_of(entry, 2) != KEPT && enter(state, array, field_of(entry, 1), KEPT) < 0) return NULL;
+    PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    Py_RETURN_NONE;
 }
 /* give_back(array) */
 PyObject *hot_give_back(PyObject *module, PyObject *array) {
     State *state = PyModule_GetState(module);
-    PyObject *key = PyLong_FromVoidPtr(array), *entry = key ? PyDict_GetItemWithError(state->lent, key) : NULL;
-    if (key && !entry && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "this array was not lent");
-    int failed = !entry;
-    long count = entry ? PyLong_AsLong(PyTuple_GET_ITEM(entry, 1)) - 1 : 0;
-    if (!failed && count) {
-        PyObject *made = Py_BuildValue("(Ol)", array, count);
-        failed = !made || PyDict_SetItem(state->lent, key, made) < 0;
-        Py_XDECREF(made);
-    } else if (!failed) {
-        failed = PyDict_DelItem(state->lent, key) < 0;
-        PyObject *done = failed ? NULL : PyObject_CallMethodOneArg(array, state->str_setflags, Py_True);
-        if (!done && !failed && PyErr_ExceptionMatches(PyExc_ValueError))
-            PyErr_Clear(); /* NumPy refuses where the memory was sealed meanwhile: it was passed to an actor as well */
-        else failed = !done;
-        Py_XDECREF(done);
+    PyObject *entry = entry_of(state, array);
+    if (!entry) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "this array was not lent");
+    long loans = field_of(entry, 1) - 1, how = field_of(entry, 2);
+    if (enter(state, array, loans, how) < 0) return NULL;
+    if (loans || how == KEPT) Py_RETURN_NONE;
+    PyObject *done = PyObject_CallMethodOneArg(array, state->str_setflags, Py_True);
+    if (!done) {
+        if (!PyErr_ExceptionMatches(PyExc_ValueError)) return NULL;
+        PyErr_Clear(); /* NumPy refuses where the memory was sealed meanwhile: it was passed to an actor as well */
     }
-    Py_XDECREF(key);
-    if (failed) return NULL;
+    Py_XDECREF(done);
     Py_RETURN_NONE;
 }

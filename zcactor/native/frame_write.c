@@ -90,6 +90,10 @@ static int lay(Wire *self, Frame *frame, Py_ssize_t index, PyArrayObject *array)
         PyUnicode_GET_LENGTH(code) > MAX_CODE)
         return PyErr_Occurred() ? -1 : 0;
     laid->code = Py_NewRef(code);
+    if (!PyArray_ISWRITEABLE(array)) { /* Python raises the error for one that takes a group's result */
+        int claimed = is_claimed(self->state, (PyObject *)array);
+        if (claimed) return claimed < 0 ? -1 : 0;
+    }
     if (!PyArray_IS_C_CONTIGUOUS(array) || PyArray_NDIM(array) > MAX_DIMS) return 0;
     frame->most += ARRAY_MOST;
     if (laid->nbytes < self->eager_limit || frame->whole) {

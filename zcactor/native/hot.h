@@ -14,6 +14,9 @@
  * releases, or closed the connection meanwhile. */
 #ifndef ZCACTOR_HOT_H
 #define ZCACTOR_HOT_H
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "zcactor needs a little-endian machine: frames are little-endian, and are written and read in place"
+#endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
@@ -92,7 +95,7 @@ typedef struct { /* state of one import of the module */
     PyObject *protocol_error, *connection_lost, *state_queued, *state_sent; /* from Python, as is the constant */
     PyTypeObject *credits_type, *counters_type, *send_buffer_type, *wire_type, *reader_type, *cipher_type,
         *meeting_type, *seat_type;
-    PyObject *lent; /* arrays that were writable when they were lent first, with the number of their loans, by address */
+    PyObject *lent; /* arrays that were writable before they were lent or claimed, by address; see arrays.c */
     /* Names of attributes and methods, interned, which live as long as the module. */
     PyObject *str_complete_plain, *str_grant, *str_withdraw, *str_release, *str_store, *str_sealed, *str_exported,
         *str_id, *str_offset, *str_address, *str_session, *str_state, *str_receive_plain, *str_receive_linked, *str_key,
@@ -342,6 +345,11 @@ PyObject *hot_digest(PyObject *module, PyObject *args);
 PyObject *hot_array_over(PyObject *module, PyObject *args);
 PyObject *hot_lend(PyObject *module, PyObject *array);
 PyObject *hot_give_back(PyObject *module, PyObject *array);
+PyObject *hot_claim(PyObject *module, PyObject *array);
+PyObject *hot_claimed(PyObject *module, PyObject *array);
+PyObject *hot_lent(PyObject *module, PyObject *array);
+PyObject *hot_keep(PyObject *module, PyObject *array);
+int is_claimed(State *state, PyObject *array);
 
 /* ---- seat.c */
 

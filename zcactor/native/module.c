@@ -58,7 +58,11 @@ static PyMethodDef functions[] = {
      "digest(address, nbytes): 64 bits that are others when bytes have changed, but for a chance of 2**-64. Other\n"
      "threads run meanwhile. It keeps nobody from forging bytes."},
     {"lend", hot_lend, METH_O, "lend(array): make it read-only, once more. False: it was read-only, and not lent."},
-    {"give_back", hot_give_back, METH_O, "give_back(array): end a loan. With the last one it is writable again."},
+    {"give_back", hot_give_back, METH_O, "give_back(array): end a loan or a claim. With the last one it is writable again, unless it was kept."},
+    {"claim", hot_claim, METH_O, "claim(array): make it read-only until a result is written to it, and it is given back."},
+    {"claimed", hot_claimed, METH_O, "claimed(array): whether it, or an array that it is a view of, was claimed."},
+    {"lent", hot_lent, METH_O, "lent(array): whether it becomes writable again, as it was lent or claimed."},
+    {"keep", hot_keep, METH_O, "keep(array): make it read-only, also behind the end of its loans."},
     LIVING_METHOD
     {NULL, NULL, 0, NULL}};
 static const struct {

@@ -4,6 +4,7 @@
 
 #define RANK_BITS 20 /* zcactor.collectives.member: bits of a PUSH frame's key for the rank that has sent it */
 #define RANK_MASK ((1u << RANK_BITS) - 1)
+#define STEPS (1LL << 43) /* zcactor.collectives.steps.STEPS: Python takes what belongs to a reducer's step */
 
 typedef struct {
     PyObject_HEAD
@@ -233,8 +234,8 @@ static int keep_early(Seat *self, PyObject *seq, Py_ssize_t rank, PyObject *sign
 int seat_take(Seat *self, uint64_t key, PyObject *values) {
     Py_ssize_t rank = (Py_ssize_t)(key & RANK_MASK);
     long long seq = (long long)(key >> RANK_BITS) - 1;
-    if (!self->open || rank >= self->size || rank == self->rank || seq < 0 || !PyList_CheckExact(values) ||
-        PyList_GET_SIZE(values) != 2 || PyDict_GET_SIZE(self->pieces))
+    if (!self->open || rank >= self->size || rank == self->rank || seq < 0 || seq >= STEPS ||
+        !PyList_CheckExact(values) || PyList_GET_SIZE(values) != 2 || PyDict_GET_SIZE(self->pieces))
         return 0;
     PyObject *signature = PyList_GET_ITEM(values, 0), *value = PyList_GET_ITEM(values, 1);
     if (!PyUnicode_CheckExact(signature)) return 0;

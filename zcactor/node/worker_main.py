@@ -24,7 +24,7 @@ from zcactor.control.head import agent_interface
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
-from zcactor.interface import shown
+from zcactor.interface import Interface, shown
 from zcactor.objectstore.store import Store
 from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process import context
@@ -73,9 +73,19 @@ class Worker:
         """Whether the head has no actor here, and sends none."""
 
     async def create(
-        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], recipe: Packed
-    ) -> None:
-        """Make the actor for which the agent has reserved `index`. Raises the exceptions of its constructor."""
+        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any],
+        interface: bytes, recipe: Packed,
+    ) -> None:  # fmt: skip
+        """Make the actor for which the agent has reserved `index`.
+
+        Args:
+            index, actor_id, object_id, restarts, options, recipe: see `zcactor.control.actor_record.ActorRecord`.
+            interface: the result of `Interface.wire` in the actor's spawner. Its callers have no other.
+
+        Raises:
+            TypeError: the constructor takes other arguments here than in the spawner.
+            Exception: the exception of the constructor.
+        """
         process = self.process
         parts = recipe.parts
         if options.get("max_restarts"):  # another life must find the spawner's arguments as they were passed
@@ -83,12 +93,16 @@ class Worker:
         # The class is unpickled on the loop, because its runner needs it. The constructor runs in the actor's thread.
         actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags)
         kwargs = args.pop() if recipe.flags & Flags.KWARGS else {}
-        merged = {**declared_options(actor_class), **options}
+        declared, there = Interface.from_wire(interface), Interface.of(actor_class)
+        own = declared_options(actor_class)
+        merged = {**own, **options}
+        if "concurrency_groups" in own:  # the spawner's version of the class may have others
+            merged["concurrency_groups"] = {**own["concurrency_groups"], **(options.get("concurrency_groups") or {})}
         name = options.get("name")
         label = f"{shown(actor_class.__name__)}({shown(name) if name else actor_id.hex()[:8]})"
-        host = process.hosts.add(index, actor_class, label, merged)
+        host = process.hosts.add(index, actor_class, label, merged, interface=there.seen_as(declared, actor_class))
         remote = RemoteActor(
-            process, actor_id, host.interface, (process.process, index), name, options["namespace"],
+            process, actor_id, declared, (process.process, index), name, options["namespace"],
             merged.get("max_pending_calls") or process.config.max_pending_calls, merged.get("max_retries") or 0,
         )  # fmt: skip
         remote.hold = ActorHold(process.sessions.head, object_id, None)

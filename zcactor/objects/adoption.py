@@ -22,7 +22,6 @@ import mmap
 import os
 import threading
 import time
-from ctypes import memmove
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -36,6 +35,7 @@ from zcactor.objectstore.bulk_copy import copy_in_bulk
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
+from zcactor.transport.mapping import Window
 
 if TYPE_CHECKING:
     from zcactor.objects.locations import Locations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from zcactor.peers.requests import Requests
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
-    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.mapping import ArenaFile
     from zcactor.transport.os_process import OsProcess
 
 __all__ = ["Adoptions"]
@@ -122,12 +122,13 @@ class Adoptions:
         self._copies = copies
         self._locations = locations
         self._watched: dict[bytes, int] = {}  # pidfds by peer
-        self._taking: dict[Mapping, _Taking] = {}
-        """Mappings whose pages a thread replaces."""
-        self._outlived: dict[bytes, dict[int, tuple[ref[Mapping], ...]]] = {}
-        """Mappings of each ended connection, read-only and then writable, by peer and by number of the connection."""
-        self._moved: dict[bytes, list[ref[Mapping]]] = {}
-        """Writable mappings of the memory of each peer that has ended, by peer."""
+        self._taking: dict[ArenaFile, _Taking] = {}
+        """Arenas whose pages a thread replaces."""
+        self._outlived: dict[bytes, dict[int, tuple[ref[ArenaFile], ...]]] = {}
+        """The arena as each ended connection had it open, read-only and then writable, by peer and by number of the
+        connection."""
+        self._moved: dict[bytes, list[ref[ArenaFile]]] = {}
+        """The writable memory of each peer that has ended, by peer."""
         self._late: set[bytes] = set()
         self._out_of_room = False
         self._made: WeakValueDictionary[_Key, Block] = WeakValueDictionary()
@@ -146,11 +147,11 @@ class Adoptions:
         mapping, owner = connection.mapping, connection.reader
         if mapping is None or owner is None:
             return
-        maps = [each for each in (mapping, connection.writable_mapping) if each is not None]
-        connection.mapping = connection.writable_mapping = None  # objects over the mappings keep them
-        if session.parted and not any(each.leases for each in maps):
+        files = [each.file for each in (mapping, connection.writable_mapping) if each is not None]
+        connection.mapping = connection.writable_mapping = None  # objects over the windows keep them
+        if session.parted and not any(each.leases for each in files):
             return
-        both = tuple(map(ref, maps))
+        both = tuple(map(ref, files))
         self._outlived.setdefault(session.peer_process, {})[session.number] = both
         if another is not None:
             self.met(another)
@@ -185,7 +186,7 @@ class Adoptions:
         outlived = self._outlived.get(peer, {})
         ended = list(outlived)
         done = [number for number in ended if not any(_leases_of(each()) for each in outlived[number])]
-        held = {lease.id for mappings in outlived.values() for each in mappings for lease in _leases_of(each())}
+        held = {lease.id for files in outlived.values() for each in files for lease in _leases_of(each())}
         await dawdle("hold")
         try:
             await self._requests.ask(session, "hold", ended, sorted(held))
@@ -219,10 +220,8 @@ class Adoptions:
 
     def _gone(self, peer: bytes, owner: OsProcess) -> None:
         self._unwatch(peer)
-        for mapping, *writable in self._outlived.pop(peer, {}).values():
-            found = mapping()
-            if found is not None and found.leases:
-                self._tasks.start(self._take_over(found, owner))
+        for file, *writable in self._outlived.pop(peer, {}).values():
+            self._tasks.start(self._take_over(file, owner))
             if writable:
                 self._moved.setdefault(peer, []).extend(writable)
         if peer in self._moved:
@@ -230,10 +229,10 @@ class Adoptions:
 
     async def _punch(self, peer: bytes) -> None:
         """Punch the memory of an ended peer, except held objects, as soon as no other process maps it."""
-        left = [mapping for each in self._moved.get(peer, ()) if (mapping := each()) is not None and mapping.leases]
+        left = [file for each in self._moved.get(peer, ()) if (file := each()) is not None and file.leases]
         if not left:
             self._moved.pop(peer, None)
-        elif all(mapping.is_the_only_one() for mapping in left):
+        elif all(file.is_the_only_one() for file in left):
             await asyncio.to_thread(_punch_others, left)
         else:
             self._tasks.loop.call_later(_RETRY, self._punch_again, peer)
@@ -242,42 +241,54 @@ class Adoptions:
         if not self._tasks.closing:
             self._tasks.start(self._punch(peer))
 
-    async def _take_over(self, mapping: Mapping, owner: OsProcess) -> None:
+    async def _take_over(self, arena: ref[ArenaFile], owner: OsProcess) -> None:
         if self._coming:  # so that nothing is copied twice
             await asyncio.wait(list(self._coming.values()))
-        found = [lease for lease in _leases_of(mapping) if lease.nbytes]
-        if found:
-            taking = self._taking[mapping] = _Taking(self._tasks.loop)
-            work = threading.Thread(target=self._work, args=(mapping, owner, found, taking), name="zcactor-adopting")
+        file = arena()
+        windows = [] if file is None else file.windows
+        if file in self._taking or any(window.in_use for window in windows):
+            # A computation reads there, which began before the owner's end and is not to be copied for.
+            self._tasks.loop.call_later(_RETRY, self._take_over_later, arena, owner)
+        found = [(window, runs) for window in windows if not window.in_use and (runs := _runs_in(window))]
+        if file is not None and file not in self._taking and found:
+            taking = self._taking[file] = _Taking(self._tasks.loop)
+            work = threading.Thread(target=self._work, args=(file, owner, found, taking), name="zcactor-adopting")
             work.daemon = True
             work.start()
 
-    def _work(self, mapping: Mapping, owner: OsProcess, leases: list[Lease], taking: _Taking) -> None:
-        """Replace the pages of all leases or, without room for the copies, of none. Runs in a thread."""
-        loop, runs = self._tasks.loop, _runs(leases)
+    def _take_over_later(self, arena: ref[ArenaFile], owner: OsProcess) -> None:
+        if not self._tasks.closing:
+            self._tasks.start(self._take_over(arena, owner))
+
+    def _work(self, file: ArenaFile, owner: OsProcess, found: list[tuple[Window, list[_Run]]], taking: _Taking) -> None:
+        """Replace the pages of all leases of each window or, without room for the copies, of none. Runs in a thread."""
+        loop, copied = self._tasks.loop, []
         try:
-            blocks = self._copy_runs(mapping, owner, runs, taking)
-            if blocks is not None:
-                count = self._name(runs, blocks)
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(self._copied, count, taking)
-                if taking.wanted.is_set():
-                    time.sleep(_ANSWER)  # this thread alone waits, before no page can be touched for a while
-                self._replace(mapping, owner, runs, blocks)
+            for window, runs in found:
+                blocks = self._copy_runs(window, owner, runs, taking)
+                if blocks is not None:
+                    copied.append((window, runs, blocks))
+            count = sum([self._name(runs, blocks) for _, runs, blocks in copied])
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._copied, count, taking)
+            if taking.wanted.is_set():
+                time.sleep(_ANSWER)  # this thread alone waits, before no page can be touched for a while
+            for window, runs, blocks in copied:
+                self._replace(window, owner, runs, blocks)
         finally:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._taken_over, mapping, taking)
+                loop.call_soon_threadsafe(self._taken_over, file, taking)
 
     def _copied(self, count: int, taking: _Taking) -> None:
         """Count the objects before anybody gets one of them, so that statistics taken afterwards include them."""
         self.count += count
         taking.set_copied()
 
-    def _taken_over(self, mapping: Mapping, taking: _Taking) -> None:
-        del self._taking[mapping]
+    def _taken_over(self, file: ArenaFile, taking: _Taking) -> None:
+        del self._taking[file]
         taking.set_copied()
 
-    def _copy_runs(self, mapping: Mapping, owner: OsProcess, runs: list[_Run], taking: _Taking) -> list[Block] | None:
+    def _copy_runs(self, window: Window, owner: OsProcess, runs: list[_Run], taking: _Taking) -> list[Block] | None:
         """Make blocks with the bytes of `runs`; None without room for them."""
         store = self._store
         try:
@@ -292,7 +303,7 @@ class Adoptions:
             return None
         for run, block in zip(runs, blocks, strict=True):
             if not block.sealed:
-                taking.copy(block.address, mapping.address + run.low, run.nbytes)
+                taking.copy(block.address, window.base + run.low, run.nbytes)
                 self._copies.count(_REASON, run.nbytes)
                 block.sealed = True
         return blocks
@@ -309,15 +320,15 @@ class Adoptions:
                     lease.adopted = block, block.offset + lease.offset - run.low
         return len(adopted)
 
-    def _replace(self, mapping: Mapping, owner: OsProcess, runs: list[_Run], blocks: list[Block]) -> None:
-        """Map the blocks in the place of the copied pages, and give up the rest of the mapping."""
+    def _replace(self, window: Window, owner: OsProcess, runs: list[_Run], blocks: list[Block]) -> None:
+        """Map the blocks in the place of the copied pages, and give up the rest of the window."""
         fd = self._store.arena.fd
         try:
             for run, block in zip(runs, blocks, strict=True):
                 for lease in run.leases:
                     lease.pages = block  # set before anything is mapped from the block
-                mapping.replace(run.low, run.nbytes, fd, block.offset)
-            mapping.give_up([(run.low, run.nbytes) for run in runs])
+                window.replace(run.low, run.nbytes, fd, block.offset)
+            window.give_up([(run.low, run.nbytes) for run in runs])
         except OSError as error:  # the store is closed, or mappings are used up: the old pages stay valid
             logger.debug("the memory of process %d, which has ended, stays: %s", owner.pid, error)
 
@@ -356,7 +367,7 @@ class Adoptions:
         if kind == RegionKind.MOVED:
             block = await self._copy(lease)
             return block, block.offset + lease.address % mmap.PAGESIZE
-        taking = self._taking.get(lease.mapping)
+        taking = self._taking_of(lease)
         if taking is not None:
             taking.wanted.set()
             await asyncio.shield(taking.copied)
@@ -373,6 +384,10 @@ class Adoptions:
             lease.adopted = found, found.offset + lease.address % mmap.PAGESIZE
         return lease.adopted
 
+    def _taking_of(self, lease: Lease) -> _Taking | None:
+        file = lease.mapping.file if type(lease.mapping) is Window else None
+        return None if file is None else self._taking.get(file)
+
     def _arrived(self, key: _Key, _: object) -> None:
         del self._coming[key]
 
@@ -381,9 +396,9 @@ class Adoptions:
         page."""
         low = lease.address - lease.address % mmap.PAGESIZE
         nbytes = -(-(lease.address + lease.nbytes - low) // mmap.PAGESIZE) * mmap.PAGESIZE
-        block = self._store.allocate(nbytes, mmap.PAGESIZE)
+        block = self._store.allocate(nbytes, mmap.PAGESIZE, commit=False)
         if nbytes < _IN_THREAD_NBYTES:
-            memmove(block.address, low, nbytes)
+            _copy_pages(block, lease, low, nbytes)
         else:
             await self._tasks.loop.run_in_executor(None, _copy_pages, block, lease, low, nbytes)
         self._copies.count(_REASON, nbytes)
@@ -391,29 +406,33 @@ class Adoptions:
         return block
 
 
-def _leases_of(mapping: Mapping | None) -> list[Lease]:
-    """The living leases on objects in a mapping. A lease that is being finalized on another thread may be among
-    them."""
-    found = () if mapping is None else [seen() for seen in mapping.leases.copy().values()]
-    return [lease for lease in found if lease is not None]
+def _leases_of(file: ArenaFile | None) -> list[Lease]:
+    """The living leases on bytes of an arena."""
+    return [] if file is None else file.leases
 
 
-def _punch_others(mappings: list[Mapping]) -> None:
+def _punch_others(files: list[ArenaFile]) -> None:
     """Give back all memory without leases."""
-    for mapping in mappings:
+    for file in files:
         try:
-            mapping.punch([(run.low, run.nbytes) for run in _runs(_leases_of(mapping))])
+            file.punch([(run.low, run.nbytes) for run in _runs(file.leases)])
         except OSError as error:
             logger.debug("memory of a process that has ended stays: %s", error)
 
 
 class _Run(NamedTuple):
-    """A run of adjacent pages of a mapping, and the leases in them."""
+    """A run of adjacent pages of an arena, and the leases in them."""
 
     low: int
-    """Offset in bytes from the start of the mapping."""
+    """Offset in bytes from the start of the arena."""
     nbytes: int
     leases: list[Lease]
+
+
+def _runs_in(window: Window) -> list[_Run]:
+    """The pages of a window that leases lie in."""
+    leases = [each() for each in window.leases.copy().values()]
+    return _runs([lease for lease in leases if lease is not None and lease.nbytes])
 
 
 def _runs(leases: list[Lease]) -> list[_Run]:
@@ -443,5 +462,6 @@ def _same_pages(run: _Run) -> Block | None:
 
 def _copy_pages(block: Block, lease: Lease, low: int, nbytes: int) -> None:
     """Copy `nbytes` from the address `low`. `lease` keeps the bytes, also when nobody waits for the copy any more."""
+    block.store.commit(block.offset, 0, nbytes)
     copy_in_bulk(block.address, low, nbytes)
     del lease

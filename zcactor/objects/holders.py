@@ -38,11 +38,13 @@ def reached(session: Session, region: Region, holder: Lease | RefHolder | ActorH
     """Make the part for an object of the peer of `session`, from the result of `granted`, and map its bytes.
 
     Raises:
+        ConnectionLost: the connection has ended.
+        OutOfMemory: this process has no address space left for them.
         ProtocolError: the bytes do not lie in the peer's arena.
     """
     if isinstance(holder, Lease):
         connection = session.connection
         check_bounds(region, connection.peer.arena_nbytes)
-        address = connection.map(region.offset, region.nbytes, writable=holder.writable)
-        holder.place(address, connection.writable_mapping if holder.writable else connection.mapping)
+        mapped = connection.map(region.offset, region.nbytes, writable=holder.writable)
+        holder.place(mapped.address, mapped.owner)
     return Part(region.kind, holder, region.offset, region.nbytes, region.authenticate)

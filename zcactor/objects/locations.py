@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.counters import Counters
     from zcactor.rpc.session import Session
-    from zcactor.transport.base import Flow
+    from zcactor.transport.base import Commit, Flow
 
 __all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart", "outcome"]
 
@@ -103,10 +103,11 @@ class _Near:
 
 
 class _Destination(NamedTuple):
-    """The destination of bytes that the caller has memory for."""
+    """The destination of a pull; see `zcactor.transport.base.Connection.pull`."""
 
     address: int
-    keep: object
+    keep: Any
+    commit: Commit | None
 
 
 def _returned(_: int) -> None:
@@ -247,11 +248,23 @@ class Locations:
         wanted = RemoteRegion(
             lease.id, lease.offset, lease.nbytes, lease.seal, lease.rkey, bool(authenticate), sealed
         )  # fmt: skip
-        block: Block = await self._pulled(lease.session, wanted, lambda: self._placements.take(owner, lease.nbytes))
+        block: Block = await self._pulled(lease.session, wanted, lambda: self._destination(owner, lease.nbytes))
         block.sealed = kind != RegionKind.MOVED
         return block
 
-    async def fetch(self, lease: RemoteLease, start: int, nbytes: int, address: int, keep: object) -> None:
+    def _destination(self, source: bytes, nbytes: int) -> _Destination:
+        """Return a block of the store for bytes of the process `source`, as the destination of a pull. Its memory is
+        taken from the system by the thread that receives the bytes.
+
+        Raises:
+            OutOfMemory: the store is full.
+        """
+        block = self._placements.take(source, nbytes, commit=False)
+        return _Destination(block.address, block, partial(self._store.commit, block.offset))
+
+    async def fetch(
+        self, lease: RemoteLease, start: int, nbytes: int, address: int, keep: object, commit: Commit | None = None
+    ) -> None:
         """Pull a part of the bytes of a lease to memory of the caller's. Nothing is kept for other requests, so the
         bytes may be others later.
 
@@ -261,12 +274,13 @@ class Locations:
             nbytes: bytes of the part.
             address: of the memory in this process; for RDMA it lies in the store.
             keep: holds the memory.
+            commit: takes the memory from the system, as of `zcactor.transport.base.Connection.pull`.
 
         Raises:
-            ConnectionLost, ObjectLost, ProtocolError: as `zcactor.transport.base.Connection.pull`.
+            ConnectionLost, ObjectLost, OutOfMemory, ProtocolError: as `zcactor.transport.base.Connection.pull`.
         """
         wanted = RemoteRegion(lease.id, lease.offset + start, nbytes, lease.seal, lease.rkey)
-        await self._pulled(lease.session, wanted, lambda: _Destination(address, keep))
+        await self._pulled(lease.session, wanted, lambda: _Destination(address, keep, commit))
 
     async def flows(self, leases: Sequence[RemoteLease], start: int, nbytes: int) -> list[Flow] | None:
         """Prepare to take a part of the bytes of several leases side by side as they arrive. The caller takes them all,
@@ -306,15 +320,15 @@ class Locations:
         """Count bytes that were taken as they arrived."""
         self._counters.bytes_received += nbytes
 
-    async def _pulled(self, session: Session, wanted: RemoteRegion, destination: Callable[[], Any]) -> Any:
-        """Pull a region to the memory that ``destination()`` returns, and count the bytes. Returns the memory."""
+    async def _pulled(self, session: Session, wanted: RemoteRegion, destination: Callable[[], _Destination]) -> Any:
+        """Pull a region to ``destination()``, and count the bytes. Returns what keeps the memory."""
         while True:
             session = session.in_use  # twins share their leases
             connection = session.connection
-            memory = destination()
+            address, keep, commit = destination()
             await dawdle("pull")
             try:
-                await connection.pull(wanted, memory.address, memory)
+                await connection.pull(wanted, address, keep, commit)
                 break
             except (ConnectionLost, ObjectLost):  # the owner finds no lease by a connection that it has closed
                 if not session.is_replaced:
@@ -326,7 +340,7 @@ class Locations:
             self._counters.bytes_received += nbytes
         if (integrity == "arrays" and not wanted.sealed) or (wanted.authenticate and integrity == "frames"):
             self._counters.bytes_authenticated += nbytes
-        return memory
+        return keep
 
     async def _from_anywhere(self, lease: RemoteLease, authenticate: int, sealed: bool) -> Block | Lease:
         """Take the bytes from the place that their owner names, or from the owner itself where that fails."""

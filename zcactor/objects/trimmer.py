@@ -24,8 +24,8 @@ PERIOD: Final = 5.0
 """Seconds for which memory stays warm. A training step that allocates anew is seldom longer; memory that others need
 should not wait longer."""
 HIGH: Final = 2
-STEP_NBYTES: Final = 64 << 20
-"""Bytes given back in one step: 64 MiB keep the loop for about 5 ms."""
+STEP_NBYTES: Final = 16 << 20
+"""Bytes given back in one step, which keeps the loop for about 2 ms."""
 _PAUSE: Final = 0.005
 """Seconds between two steps, for the loop's other work."""
 

@@ -8,13 +8,18 @@ of it; for a payload above the eager limit its way into the store counts, and it
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import warnings
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
+from zcactor.errors import CopyWarning
 from zcactor.later import np
 from zcactor.native import hot
 from zcactor.objectstore.bulk_copy import copy_in_bulk
@@ -27,6 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ["THROUGH_HOST", "CopyCount", "CopyCounter"]
 
+LARGE_NBYTES: Final = 16 << 20
+"""Bytes of the copies that are warned of. One takes 2 ms, as long as all the rest of a call several times over."""
+OFTEN: Final = 3
+"""Number of such copies by one line after which the program hears of them: one or two may be its start."""
+_PACKAGE: Final = str(Path(__file__).parent.parent) + os.sep
 THROUGH_HOST: Final = "through host memory"
 """The reason of copies of arrays on GPUs where GPU memory cannot be mapped, at either end."""
 
@@ -45,12 +55,23 @@ class CopyCounter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, list[int]] = {}  # by reason: copies, bytes
-        self._known: dict[int, tuple[ref[NDArray[Any]], ref[Any]]] = {}
+        self._on_loop: dict[str, list[int]] = {}
+        self._known: dict[tuple[int, int], ref[Any]] = {}
+        self._large: dict[tuple[str, int], int] = {}  # by place
 
     def snapshot(self) -> Mapping[str, CopyCount]:
         """The copies made so far, by reason: a new mapping, which does not change any more."""
         with self._lock:
-            return {reason: CopyCount(count, nbytes) for reason, (count, nbytes) in self._counts.items()}
+            found = {reason: CopyCount(count, nbytes) for reason, (count, nbytes) in self._counts.items()}
+        for reason, (count, nbytes) in list(self._on_loop.items()):
+            if count:
+                before = found.get(reason, CopyCount(0, 0))
+                found[reason] = CopyCount(before.count + count, before.nbytes + nbytes)
+        return found
+
+    def on_loop(self, reason: str) -> list[int]:
+        """Copies of a reason, and their bytes, that the loop's thread alone adds to: without a call and a lock."""
+        return self._on_loop.setdefault(reason, [0, 0])
 
     def copy_into(self, destination: NDArray[Any], source: NDArray[Any], reason: str) -> None:
         """Copy the elements of `source` to `destination` and count ``destination.nbytes`` bytes.
@@ -114,31 +135,49 @@ class CopyCounter:
         """
         self.copy_into(destination, np.frombuffer(buffer, np.uint8), reason)
 
-    def remember(self, array: NDArray[Any], block: Any) -> None:
-        """Note that `block` holds a copy of `array`, which the caller has made read-only; see `known`.
-
-        Neither is kept alive. An array that does not own its memory is not noted, because the owner may still write to
-        it.
+    def remember(self, address: int, nbytes: int, block: Any) -> None:
+        """Note that `block` holds a copy of so many bytes at `address`; see `known`. The block is not kept alive.
 
         Args:
-            array: the array that was copied.
+            address, nbytes: the bytes that were copied.
             block: the object that holds the copy; its type must support weak references.
         """
-        if not array.flags.owndata:
-            return
-        known, key = self._known, id(array)
-        # Runs before the array's memory is given back, so the id cannot belong to another array yet.
-        known[key] = ref(array, lambda _: known.pop(key, None)), ref(block)
+        known, key = self._known, (address, nbytes)
 
-    def known(self, array: NDArray[Any]) -> Any:
-        """The object that already holds a copy of `array`; None without a copy, or when `array` can be written to.
+        def forget(gone: ref[Any]) -> None:
+            if known.get(key) is gone:
+                del known[key]
 
-        Writes through a flag that was set for a while, or through an earlier view, leave no trace: the caller compares.
+        known[key] = ref(block, forget)
+
+    def known(self, address: int, nbytes: int) -> Any:
+        """The living object that got a copy of these bytes, or None. They may be others since: the caller compares."""
+        found = self._known.get((address, nbytes))
+        return None if found is None else found()
+
+    def warn_of_large(self, nbytes: int) -> None:
+        """Issue a `CopyWarning` before the `OFTEN`-th copy of at least `LARGE_NBYTES` that one line of the program has
+        caused, once a line.
+
+        Raises:
+            CopyWarning: the program turns warnings into errors. Nothing was copied.
         """
-        entry = self._known.get(id(array))
-        if entry is None or entry[0]() is not array or array.flags.writeable:
-            return None
-        return entry[1]()
+        if nbytes < LARGE_NBYTES:
+            return
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            level, frame = level + 1, frame.f_back
+        place = frame.f_code.co_filename, frame.f_lineno
+        with self._lock:
+            count = self._large[place] = self._large.get(place, 0) + 1
+        if count == OFTEN:
+            warnings.warn(
+                f"arrays of {LARGE_NBYTES >> 20} MiB and more from outside the store are passed here again and again, "
+                f"and this is copy {OFTEN}, of {nbytes >> 20} MiB: make them after zc.init(), or copy each into the "
+                "store once, by x = zc.asarray(x)",
+                CopyWarning,
+                stacklevel=level,
+            )
 
     def count(self, reason: str, nbytes: int, *, begins: bool = True) -> None:
         """Count a copy that a library made while it encrypted, decrypted, or took values out of a payload; or a GPU.

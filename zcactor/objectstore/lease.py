@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor.later import np
-from zcactor.transport.mapping import Mapping
+from zcactor.transport.mapping import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ class Lease(_Granted):
     NumPy refuses to switch ``flags.writeable`` back on.
     """
 
-    __slots__ = ("address", "adopted", "array", "closer", "mapping", "pages", "reader", "writable")
+    __slots__ = ("address", "adopted", "array", "closer", "forked", "mapping", "pages", "reader", "writable")
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class Lease(_Granted):
         self.address = address
         """Address at which the bytes are mapped in this process."""
         self.mapping = mapping
-        """Kept so that the mapping outlives the connection that it came with."""
-        if type(mapping) is Mapping:
+        """The owner of the mapped bytes, a `Window` or an arena of this process, which so outlives the connection."""
+        if type(mapping) is Window:
             mapping.leases[id(self)] = ref(self)
         self.writable = writable
         self.closer: object = None
@@ -117,6 +117,8 @@ class Lease(_Granted):
         self.adopted: tuple[Any, int] | None = None
         """Once the owner has ended: a `zcactor.objectstore.store.Block` of this process with the same bytes, which is
         passed on instead, and the offset of the bytes in this process's arena. See `zcactor.objects.adoption`."""
+        self.forked = False
+        """Whether a fork has made the bytes, which were moved here, private to this process."""
         self.pages: Any = None
         """The block under the bytes, where they lie in this process's own arena."""
         self.array: ref[NDArray[Any]] | None = None
@@ -124,7 +126,7 @@ class Lease(_Granted):
 
     def __del__(self) -> None:
         mapping = self.mapping
-        if type(mapping) is Mapping:
+        if type(mapping) is Window:
             mapping.leases.pop(id(self), None)
         self._release(self.id)
 
@@ -132,7 +134,7 @@ class Lease(_Granted):
         """Set the address at which the bytes are mapped from now on."""
         self.address = address
         self.mapping = mapping
-        if type(mapping) is Mapping:
+        if type(mapping) is Window:
             mapping.leases[id(self)] = ref(self)
 
     def seal(self) -> None:

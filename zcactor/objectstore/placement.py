@@ -48,10 +48,15 @@ class Placements:
         self._back: deque[tuple[_Key, Hold]] = deque()  # returned, and not sorted yet
         store.when_full(self.give_up)
 
-    def take(self, source: bytes, nbytes: int) -> Block:
+    def take(self, source: bytes, nbytes: int, *, commit: bool = True) -> Block:
         """Take a block of `nbytes` for an object of the process `source`.
 
         From the second object of a size on, the memory is kept when the block is dropped.
+
+        Args:
+            source: id of the process.
+            nbytes: bytes of the object.
+            commit: see `Store.allocate`.
 
         Raises:
             OutOfMemory: the store is full, although every idle destination has been given up.
@@ -67,17 +72,21 @@ class Placements:
                     self._forget(next(iter(self._seen)))
             else:
                 self._seen.move_to_end(key)
-                if idle:
+                while idle and hold is None:
                     hold = idle.pop()
                     self._idle_nbytes -= nbytes
+                    if self._store.heap.is_private(hold.offset):  # a forked child has the array that was there
+                        hold = None
         if idle is None:
-            return self._store.allocate(nbytes)
+            return self._store.allocate(nbytes, commit=commit)
         if hold is None:
-            block = self._store.allocate(nbytes)
+            block = self._store.allocate(nbytes, commit=commit)
             hold = block.hold
         else:
             self.reused += 1
             block = self._store.block_over(hold, nbytes)
+            if commit:  # a pull that failed may have left a part without memory
+                self._store.commit(hold.offset, 0, nbytes)
         # Called while the block is being finalized, on any thread.
         number = id(hold)
         self._living[number] = ref(block, partial(self._given_back, key, hold, number))

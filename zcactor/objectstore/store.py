@@ -7,7 +7,9 @@ made writable again, and neither can any view of it.
 
 from __future__ import annotations
 
+import ctypes
 import operator
+import os
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,7 @@ from zcactor import ids
 from zcactor.errors import DeviceUnavailable, NotInitialized, OutOfMemory
 from zcactor.later import np
 from zcactor.native import hot
+from zcactor.objectstore import forks
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
 from zcactor.objectstore.fields import disown, layout_is_known
 from zcactor.objectstore.lease import close_array
@@ -36,8 +39,9 @@ __all__ = ["Block", "Store", "StoreStats"]
 _CACHE_LINE: Final = 64
 """Alignment of small objects in bytes, which also suits AVX-512 loads."""
 _PAGE: Final = 4096
-"""Alignment in bytes of objects of at least `_LARGE_NBYTES`, so that parts copied by several threads share no page."""
-_LARGE_NBYTES: Final = 1 << 20
+"""Alignment in bytes of objects of at least `_OWN_PAGES_NBYTES`."""
+_OWN_PAGES_NBYTES: Final = 16 << 10
+"""Bytes from which a block shares no page with others: it can stay shared at a fork, which makes pages private."""
 _UNKNOWN: Final = (-1, -1)
 """The key in `Block.digests` of bytes that a peer may have copied, without a digest of theirs."""
 _MOST_DIGESTS: Final = 4096
@@ -125,6 +129,12 @@ class Block:
     def __repr__(self) -> str:
         state = "SEALED" if self.sealed else "DRAFT"
         return f"<Block {self.id:#018x} {state} {self.nbytes} bytes at {self.offset}>"
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether a fork has made the memory private, so that peers do not see what is written to it. A block that was
+        sealed before the fork can be read by peers all the same."""
+        return self.store.heap.is_private(self.offset)
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
         """Lease the block to the peer of `session`. From now on its id can be looked up.
@@ -244,11 +254,12 @@ class Store:
         self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
         self._known_limit = _MIN_KNOWN
         self._known: Final[dict[int, int]] = {}  # memory of NumPy's that peers know: its id, its offset
+        forks.stores.add(self)
         self._devices: Any = None
         self.open_devices: Callable[[], Any] | None = None
         """The function that opens the GPUs of the process, for `devices`."""
 
-    def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
+    def allocate(self, nbytes: int, alignment: int | None = None, *, commit: bool = True) -> Block:
         """Allocate a block of `nbytes` of shared memory. Its contents are undefined.
 
         The block's id is 32 bits of a counter and 32 random bits: a peer cannot guess the id of an object that it was
@@ -256,7 +267,9 @@ class Store:
 
         Args:
             nbytes: bytes, 0 allowed.
-            alignment: bytes, a power of two; by default 64, and 4096 from 1 MiB on.
+            alignment: bytes, a power of two; by default 64, and 4096 from 16 KiB on.
+            commit: whether to take memory from the system now, which takes 0.3 s for each GiB. Otherwise nobody touches
+                the bytes before `commit`.
 
         Raises:
             OutOfMemory: the store is full, or the system is out of memory.
@@ -266,29 +279,46 @@ class Store:
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         if alignment is None:
-            alignment = _PAGE if nbytes >= _LARGE_NBYTES else _CACHE_LINE
+            alignment = _PAGE if nbytes >= _OWN_PAGES_NBYTES else _CACHE_LINE
         if self._closed:
             raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
         try:
-            return self._allocate(nbytes, alignment)
+            hold = self.heap.take(nbytes or 1, alignment)  # from here on the hold frees the bytes
         except OutOfMemory:
             if not _given_up(self._givers):
                 raise
-        return self._allocate(nbytes, alignment)
-
-    def _allocate(self, nbytes: int, alignment: int) -> Block:
-        hold = self.heap.take(nbytes or 1, alignment)  # from here on the hold frees the bytes
-        try:
-            self.arena.commit(hold.offset, nbytes)
-        except OutOfMemory as error:
-            note = error.note
-            cause = error.__cause__
-            del hold  # the traceback of the exception would keep the hold
-            stats = self.stats()
-            raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
+            hold = self.heap.take(nbytes or 1, alignment)
+        if commit:
+            try:
+                self.commit(hold.offset, 0, nbytes)
+            except OutOfMemory as error:
+                note, cause = error.note, error.__cause__
+                del hold  # the traceback of the exception would keep the hold
+                stats = self.stats()
+                raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
         block = Block(self, hold, nbytes)
         self._blocks[hold.offset] = block.entry
         return block
+
+    def commit(self, offset: int, start: int, nbytes: int) -> None:
+        """Take memory from the system for a part of the block at `offset`, which the caller holds. A part that has
+        memory costs nothing. Any thread may call it; the event loop's thread leaves large parts to others.
+
+        Args:
+            offset: `Block.offset`.
+            start, nbytes: the part.
+
+        Raises:
+            OutOfMemory: the system has no memory left.
+        """
+        try:
+            self.arena.commit(offset + start, nbytes)
+        except OutOfMemory:
+            if not _given_up(self._givers):
+                raise
+        else:
+            return
+        self.arena.commit(offset + start, nbytes)
 
     @property
     def devices_in_use(self) -> Any:
@@ -401,6 +431,8 @@ class Store:
         the array or the block does. All blocks of the same memory have the same id until a peer learns the id. A peer
         may keep a copy under that id. So the bytes become another object, with another id, once somebody could write to
         them again: after the block was dropped, or after the array's flags were set back.
+
+        Memory that a fork has made private counts as outside the store, unless it was sealed before.
         """
         offset = low - self.arena.address
         start = self.heap.around(offset) if 0 <= offset < self.capacity else -1
@@ -425,6 +457,8 @@ class Store:
             if array is not None and array.flags.writeable:
                 block = self.block_over(block.hold, block.nbytes)
                 block.of_numpy = True
+        if not block.sealed and block.is_forked:
+            return None
         return block if high <= block.address + block.nbytes else None
 
     @staticmethod
@@ -461,10 +495,15 @@ class Store:
             self._kept.pop(offset, None)  # the array keeps the block itself
 
     def contains(self, low: int, high: int) -> bool:
-        """Whether the addresses ``[low, high)`` lie in one allocation of this store."""
+        """Whether the addresses ``[low, high)`` lie in one allocation of this store, which peers can read."""
         offset = low - self.arena.address
         start = self.heap.around(offset) if 0 <= offset < self.capacity else -1
-        return start >= 0 and self.heap.around(max(high - 1, low) - self.arena.address) == start
+        if start < 0 or self.heap.around(max(high - 1, low) - self.arena.address) != start:
+            return False
+        if not self.heap.is_private(start):
+            return True
+        block = self._living(self._blocks.get(start))
+        return block is not None and block.sealed
 
     @staticmethod
     def bounds(array: NDArray[Any]) -> tuple[int, int]:
@@ -488,10 +527,35 @@ class Store:
             root: its root array, if it has one, which becomes read-only for good, like `Block.array`. Other views keep
                 their own flag, which the caller clears.
         """
+        if not block.sealed and block.is_forked:
+            self._write_back(block)
         block.sealed = True
         close_array(block.array)
         if root is not None:
             root.setflags(write=False)
+
+    def _write_back(self, block: Block) -> None:
+        """Write the bytes of a block that a fork has made private to the arena's file, where peers read them. No array
+        of a forked child lies over it: it was made by this package, and the fork came while it was filled."""
+        view = memoryview((ctypes.c_char * block.nbytes).from_address(block.address))
+        done = 0
+        while done < block.nbytes:
+            done += os.pwrite(self.arena.fd, view[done:], block.offset + done)
+
+    def read_back(self, block: Block) -> None:
+        """Read what a peer has written to the bytes of `block`, which was moved there, after a fork has made the memory
+        private to this process."""
+        view = memoryview((ctypes.c_char * block.nbytes).from_address(block.address))
+        done = 0
+        while done < block.nbytes:
+            done += os.preadv(self.arena.fd, [view[done:]], block.offset + done)
+
+    def show_blocks(self) -> None:
+        """Tell the heap, before a fork, which blocks the program has arrays over. Others stay shared."""
+        for entry in list(self._blocks.values()):
+            block = entry()
+            if block is not None and not block.of_numpy:
+                self.heap.show(block.offset, block.sealed or block.array is not None)
 
     def export(self, block: Block | Exportable) -> int:
         """Make `lookup` find the block for as long as it lives. Idempotent. Returns the block's id."""

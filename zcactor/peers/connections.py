@@ -148,7 +148,7 @@ class Connections:
         return connection
 
     def _to_itself(self, process: bytes) -> Session:
-        arena = (self._store.arena.address, self._store.arena.nbytes)
+        arena = (self._store.arena.address, self._store.arena.nbytes, self._store.arena)
         ours, others = loopback_pair(
             self._tasks.loop, processes=(process, process), arenas=(arena, arena), recv_depth=self._config.recv_depth,
             eager_limit=self._config.eager_limit, pid=self._pid,
@@ -174,7 +174,7 @@ class Connections:
             else:
                 call.fail(ConnectionLost(text, call.state.name != "QUEUED"))
         for actor, lost in by_actor.items():
-            actor.session = None
+            actor.route = None
             if self._tasks.closing:
                 actor.die("the runtime was shut down")
                 for call in lost:

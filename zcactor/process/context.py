@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.call import Call
     from zcactor.rpc.parts import Part
     from zcactor.rpc.session import Session
-    from zcactor.transport.base import Flow
+    from zcactor.transport.base import Commit, Flow
 
 __all__ = [
     "Asking",
@@ -120,7 +120,9 @@ class Bringing(Protocol):
     def remote(self, session: Session, region: Region) -> Part:
         """Return the part for a lease on bytes that cannot be mapped."""
 
-    async def fetch(self, lease: RemoteLease, start: int, nbytes: int, address: int, keep: object) -> None:
+    async def fetch(
+        self, lease: RemoteLease, start: int, nbytes: int, address: int, keep: object, commit: Commit | None = None
+    ) -> None:
         """Pull a part of the bytes of a lease to memory of the caller's."""
 
     async def flows(self, leases: Sequence[RemoteLease], start: int, nbytes: int) -> list[Flow] | None:

@@ -30,7 +30,7 @@ class StandIn(Protocol):
 
     label: str
     location: tuple[bytes, int]
-    session: Session | None
+    route: tuple[Session, int] | None
 
     def change(self, old: Session, new: Session) -> Coroutine[Any, Any, None]:
         """Use `new` instead of its twin `old`."""

@@ -33,7 +33,7 @@ from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.parts import Announced
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
 from zcactor.transport.credits import Credits
-from zcactor.transport.mapping import Mapping
+from zcactor.transport.mapping import STEP_BITS, Mapping
 
 if TYPE_CHECKING:
     import asyncio
@@ -392,10 +392,17 @@ class Session(Releasing):
     def _make_lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
         """Make our lease on an object of the peer, which has granted it by sending the reference."""
         connection: Any = self.connection
-        mapping = connection.mapping
-        # The native part has compared the range with the arena, so a mapping needs no call that does it again.
-        address = mapping.address + offset if type(mapping) is Mapping else connection.map(offset, nbytes)
-        return Lease(self.peer_process, object_id, offset, nbytes, address, mapping, self.release, False, self.process)
+        mapping, release = connection.mapping, self.release
+        if type(mapping) is Mapping:
+            # The native part has compared the range with the arena. All that is short lies in such a window.
+            window = mapping.windows.get(offset >> STEP_BITS)
+            if window is None or offset + nbytes > window.end:
+                window = mapping.window(offset, nbytes)
+            address = window.base + offset
+            return Lease(self.peer_process, object_id, offset, nbytes, address, window, release, False, self.process)
+        mapped = connection.map(offset, nbytes)
+        address, owner = mapped.address, mapped.owner
+        return Lease(self.peer_process, object_id, offset, nbytes, address, owner, release, False, self.process)
 
     # ---------------------------------------------------------------- the end
 

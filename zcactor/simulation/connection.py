@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.network import Network
-    from zcactor.transport.base import PeerInfo, RemoteRegion
+    from zcactor.transport.base import Commit, PeerInfo, RemoteRegion
 
 __all__ = ["SimConnection"]
 
@@ -69,7 +69,7 @@ class SimConnection(LoopbackConnection):
         authorize: Callable[[Any, int, int, int], object] = _anything,
     ) -> None:  # fmt: skip
         super().__init__(
-            peer, arena, loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=NO_FAULTS,
+            peer, (*arena, keeps), loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=NO_FAULTS,
             rng=network.undrawn, maps=maps,
         )  # fmt: skip
         self.kind = "sim"
@@ -81,7 +81,6 @@ class SimConnection(LoopbackConnection):
         self.integrity = "mapped" if maps else "none"
         self.loop = loop
         self.network = network
-        self.mapping = keeps if maps else None
         self.held: list[bytes | ConnectionLost] = []
         """Batches that wait for a cut way to open."""
         self.not_before = 0.0
@@ -215,7 +214,7 @@ class SimConnection(LoopbackConnection):
 
     # ---- the peer's arena
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy the bytes after the time that a request and its answer would take.
 
         Raises:
@@ -232,7 +231,9 @@ class SimConnection(LoopbackConnection):
             await self._way(network.time(other.loop, self.loop) + region.nbytes / BANDWIDTH)
             if self._borrowed[turn] is None:
                 raise ObjectLost(f"process {self.peer.pid} does not have object {region.object_id:x} any more")
-            ctypes.memmove(address, source, region.nbytes)
+            if commit is not None:
+                commit(0, region.nbytes)
+            ctypes.memmove(address, source.address, region.nbytes)
         finally:
             self._borrowed.pop(turn, None)
         del keep

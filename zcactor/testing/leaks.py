@@ -125,9 +125,9 @@ def _descriptors() -> dict[int, str]:
 def memory_left(runtime: LoopbackRuntime) -> list[str]:
     """The leases and the bytes that are left of a runtime which has ended, a line for each."""
     found = []
-    for mapping, reader, owner in runtime.network.mapped:
-        made = mapping()
-        leases = [] if made is None else [lease for each in list(made.leases.values()) if (lease := each()) is not None]
+    for file, reader, owner in runtime.network.mapped:
+        made = file()
+        leases = [] if made is None else made.leases
         if leases:
             nbytes = sum(lease.nbytes for lease in leases)
             holder, giver = runtime.label(reader.process), runtime.label(owner.process)

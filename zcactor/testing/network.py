@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.arena import Arena
     from zcactor.testing.faults import LinkFaults
     from zcactor.transport.base import Connection
+    from zcactor.transport.mapping import ArenaFile, Mapped
 
 __all__ = ["InnerConnection", "InnerEndpoint", "InnerNetwork"]
 
@@ -43,18 +44,18 @@ class InnerNetwork:
     def __init__(self, faults: LinkFaults | None = None) -> None:
         self.faults = faults
         self.listening: dict[str, InnerEndpoint] = {}
-        self.mapped: list[tuple[ref[Mapping], InnerEndpoint, InnerEndpoint]] = []
-        """All mappings so far: the mapping, the endpoint of the process that has it, and that of the arena's owner."""
+        self.mapped: list[tuple[ref[ArenaFile], InnerEndpoint, InnerEndpoint]] = []
+        """All arenas that were opened so far: the file, the endpoint of its reader, and that of its owner."""
 
     def map(self, reader: InnerEndpoint, owner: InnerEndpoint, *, writable: bool = False) -> Mapping:
-        """Map the arena of `owner` for `reader`.
+        """Open the arena of `owner` for `reader`.
 
         Raises:
-            OSError: the system has no address space left, or the arena is closed.
+            OSError: no descriptor is left, or the arena is closed.
         """
-        made = Mapping(owner.arena.fd, owner.arena.nbytes, writable=writable, spare=not writable)
+        made = Mapping(owner.arena.fd, owner.arena.nbytes, writable=writable)
         self.mapped = [entry for entry in self.mapped if entry[0]() is not None]
-        self.mapped.append((ref(made), reader, owner))
+        self.mapped.append((ref(made.file), reader, owner))
         return made
 
 
@@ -152,8 +153,8 @@ class InnerConnection(LoopbackConnection):
 
     def __init__(self, endpoint: InnerEndpoint, other: InnerEndpoint, faults: LinkFaults | None) -> None:
         super().__init__(
-            PeerInfo(other.process, other.pid, 0, other.arena.nbytes), (0, other.arena.nbytes), loop=endpoint.loop,
-            recv_depth=min(endpoint.recv_depth, other.recv_depth),
+            PeerInfo(other.process, other.pid, 0, other.arena.nbytes), (0, other.arena.nbytes, None),
+            loop=endpoint.loop, recv_depth=min(endpoint.recv_depth, other.recv_depth),
             eager_limit=min(endpoint.eager_limit, other.eager_limit), faults=NO_FAULTS, rng=_NO_RANDOM, maps=True,
         )  # fmt: skip
         self.mapping = endpoint.network.map(endpoint, other)
@@ -233,18 +234,13 @@ class InnerConnection(LoopbackConnection):
 
     # ---- the peer's arena
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """See `zcactor.transport.base.Connection.map`.
-
-        Raises:
-            ProtocolError: the range does not lie inside the arena.
-            LookupError: `writable`, but `open_writable` has not succeeded yet.
-        """
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
+        """See `zcactor.transport.base.Connection.map`."""
         super().map(offset, nbytes, writable=writable)
         mapping = self.writable_mapping if writable else self.mapping
         if mapping is None:  # the connection has ended
-            raise LookupError("the loopback connection is closed")
-        return mapping.address + offset
+            raise ConnectionLost("the loopback connection is closed: nothing more is mapped by it")
+        return mapping.map(offset, nbytes)
 
     async def open_writable(self) -> None:
         """See `zcactor.transport.base.Connection.open_writable`.

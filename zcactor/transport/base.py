@@ -18,9 +18,12 @@ import msgspec
 if TYPE_CHECKING:
     from collections import abc
     from collections.abc import Awaitable, Callable
+    from typing import TypeAlias
 
-    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.os_process import OsProcess
+
+    Commit: TypeAlias = Callable[[int, int], None]
 
 __all__ = ["LENGTH_PREFIX", "Connection", "Endpoint", "PeerInfo", "Receiver", "RemoteRegion"]
 
@@ -92,13 +95,12 @@ class Connection(Protocol):
     caller."""
     peer: PeerInfo
     maps: bool
-    """Whether the peer's arena is mapped, so that `map` returns addresses. Where it is not mapped, `pull` copies the
-    bytes."""
+    """Whether `map` reaches the peer's arena. Where it does not, `pull` copies the bytes."""
     mapping: Mapping | None
-    """The mapping of the peer's arena, read-only; None where it cannot be mapped. Arrays in the arena keep this
-    object."""
+    """The windows onto the peer's arena, read-only; None where it is not mapped by them, and once nothing more is
+    mapped."""
     writable_mapping: Mapping | None
-    """The mapping with write access; None until `open_writable` has succeeded."""
+    """The windows with write access; None until `open_writable` has succeeded."""
     reader: OsProcess | None
     """The peer's process where it maps our arena; None where it does not, and where it is this process."""
 
@@ -164,12 +166,16 @@ class Connection(Protocol):
         A broken connection is reported by `Receiver.connection_lost`, not here.
         """
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """Return the local address of `nbytes` of the peer's arena at `offset`; 0 where the arena cannot be mapped.
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
+        """Return `nbytes` of the peer's arena at `offset`, as an object that owns the validity of their address: they
+        stay readable, or writable, and in place as long as it lives, also after the end of the connection and of the
+        peer. The address is 0 where the arena cannot be mapped.
 
         Raises:
-            ProtocolError: the range does not lie inside the peer's arena.
+            ConnectionLost: the connection has ended, and nothing more is mapped by it.
             LookupError: `writable` is True, and `open_writable` has not succeeded yet.
+            OutOfMemory: this process has no address space left.
+            ProtocolError: the range does not lie inside the peer's arena.
         """
 
     async def open_writable(self) -> None:
@@ -179,7 +185,7 @@ class Connection(Protocol):
             ConnectionLost: the peer has ended.
         """
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy bytes of the peer's arena to `address` in this process. Only where `maps` is False.
 
         Args:
@@ -187,10 +193,14 @@ class Connection(Protocol):
             address: their destination.
             keep: the object that owns the memory at `address`. It is held until nothing can write there any more, which
                 may be after this has raised or was cancelled.
+            commit: ``commit(start, nbytes)`` takes memory from the system for a part of the destination, or raises
+                OutOfMemory. It is called for each part before bytes arrive there, in a thread, because it takes 0.3 s
+                for each GiB. None: the destination has its memory.
 
         Raises:
             ConnectionLost: the peer has ended.
             ObjectLost: the peer has freed the object.
+            OutOfMemory: as `commit`.
             ProtocolError: the range does not lie inside the peer's arena.
         """
 

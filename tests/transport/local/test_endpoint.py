@@ -30,7 +30,6 @@ from zcactor.testing.conformance.connection import (
     turns,
 )
 from zcactor.transport.base import Connection
-from zcactor.transport.local.connection import LocalConnection
 from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.stream.handshake import HELLO_NBYTES, Handshake, HandshakeStatus, Introduction, refusal
 from zcactor.transport.stream.record_layer import KEY_NBYTES
@@ -43,29 +42,29 @@ class TestLocal(MappingSuite):
         with local_side(directory) as left, local_side(directory) as right:
             yield left, right
 
-    async def test_mapping_is_read_only_and_keeps_no_descriptor_unless_writable(self, pair: ConnectedPair) -> None:
+    async def test_mapping_is_read_only_and_keeps_one_descriptor(self, pair: ConnectedPair) -> None:
         arenas = {inode(side.address) for side in pair.sides}
 
         def descriptors() -> int:
             numbers = [int(name) for name in os.listdir("/proc/self/fd") if alive(name)]
             return sum(os.fstat(number).st_ino in arenas for number in numbers)
 
-        address = pair.left.map(0, ARENA_NBYTES)
+        address = pair.left.map(0, ARENA_NBYTES).address
         assert permissions(address) == "r--s"
         owned = 2 * 2  # two descriptors of each owner in this process: its memfd, and the duplicate in its mmap
-        assert descriptors() == owned
+        assert descriptors() == owned + 2
         await pair.left.open_writable()
-        assert permissions(pair.left.map(0, ARENA_NBYTES, writable=True)) == "rw-s"
-        assert pair.left.map(0, ARENA_NBYTES) == address
-        assert descriptors() == owned + 1
+        assert permissions(pair.left.map(0, ARENA_NBYTES, writable=True).address) == "rw-s"
+        assert pair.left.map(0, ARENA_NBYTES).address == address
+        assert descriptors() == owned + 3
 
-    async def test_mapping_outlives_the_connection(self, pair: ConnectedPair) -> None:
-        assert isinstance(pair.left, LocalConnection)
-        pair.sides[1].arena[:4] = b"kept"
-        mapping = pair.left.mapping
-        assert mapping is not None
+    async def test_an_ended_connection_gives_no_addresses(self, pair: ConnectedPair) -> None:
+        await pair.left.open_writable()
         await pair.left.aclose()
-        assert ctypes.string_at(mapping.address, 4) == b"kept"
+        pair.left.mapping = pair.left.writable_mapping = None
+        for writable in (False, True):
+            with pytest.raises(ConnectionLost, match="nothing more is mapped"):
+                pair.left.map(0, 4, writable=writable)
 
     async def test_socket_file_is_removed(self, pair: ConnectedPair, tmp_path: Path) -> None:
         assert len(list((tmp_path / "run").iterdir())) == 2
@@ -334,7 +333,7 @@ async def test_without_arenas(directory: Path) -> None:
     assert pair.left.recv_depth == pair.right.recv_depth == 100
     assert pair.left.eager_limit == pair.right.eager_limit == 10_000
     await pair.left.open_writable()
-    assert pair.left.map(0, 0) == pair.left.map(0, 0, writable=True) == 0
+    assert pair.left.map(0, 0).address == pair.left.map(0, 0, writable=True).address == 0
     with pytest.raises(ProtocolError):
         pair.left.map(0, 1)
     await finish(pair)
@@ -414,6 +413,6 @@ async def test_killed_process(directory: Path) -> None:
         cause = await recorder.wait_lost()
         assert isinstance(cause, ConnectionLost)
         assert str(process.pid) in str(cause)
-        assert ctypes.string_at(connection.map(0, 5), 5) == b"alive", "readers keep valid maps of a dead owner"
+        assert ctypes.string_at(connection.map(0, 5).address, 5) == b"alive", "readers keep valid maps of a dead owner"
         await turns()
         assert len(recorder.lost) == 1

@@ -103,6 +103,6 @@ async def test_abort_in_a_forked_child_says_nothing() -> None:
 
 async def test_without_arena() -> None:
     left, _ = loopback_pair()
-    assert left.map(0, 0) == 0
+    assert left.map(0, 0).address == 0
     with pytest.raises(ProtocolError):
         left.map(0, 1)

@@ -17,7 +17,7 @@ def two_sides(*, maps: bool) -> tuple[Side, Side]:
     def side() -> Side:
         process, arena = secrets.token_bytes(16), bytearray(ARENA_NBYTES)
         address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
-        return Side(LoopbackEndpoint(network, process, (address, ARENA_NBYTES)), process, arena)
+        return Side(LoopbackEndpoint(network, process, (address, ARENA_NBYTES, arena)), process, arena)
 
     return side(), side()
 

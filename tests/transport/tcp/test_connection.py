@@ -136,7 +136,7 @@ async def test_end_is_reported_when_nobody_reads_the_arena_any_more(ends: Ends) 
 
 async def test_nothing_is_mapped(ends: Ends) -> None:
     connection = connection_on(ends[0])
-    assert connection.map(0, ARENA_NBYTES) == 0
+    assert connection.map(0, ARENA_NBYTES).address == 0
     with pytest.raises(LookupError, match="pull"):
         connection.map(0, 1, writable=True)
     with pytest.raises(ProtocolError, match="process 4242 at 10.1.2.3 named 1 bytes"):

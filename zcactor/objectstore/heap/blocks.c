@@ -13,7 +13,7 @@
 /* ---------------------------------------------------------------- records */
 
 /* Make room for `n` more records. Returns 0, or -1: no memory. */
-static int have_records(heap_t *h, uint32_t n) {
+int have_records(heap_t *h, uint32_t n) {
     uint32_t there = 0;
     for (uint32_t i = h->unused; i != NIL && there < n; i = h->blocks[i].left) there++;
     if (there + (h->room - h->nblocks) >= n) return 0;
@@ -42,7 +42,7 @@ static void drop_record(heap_t *h, uint32_t n) {
 
 /* ---------------------------------------------------------------- free blocks */
 
-static void add_free(heap_t *h, uint32_t n) {
+void add_free(heap_t *h, uint32_t n) {
     int bin = bin_of(h->blocks[n].size);
     h->blocks[n].holders = 0;
     tree_insert(h, h->bins + bin, n, 1);
@@ -82,7 +82,7 @@ uint64_t largest_free(const heap_t *h) {
     return size;
 }
 /* Cut block `n` after `size` bytes. The rest becomes a record of its own, in no tree. */
-static uint32_t cut(heap_t *h, uint32_t n, uint64_t size) {
+uint32_t cut(heap_t *h, uint32_t n, uint64_t size) {
     uint32_t rest = new_record(h, h->blocks[n].offset + size, h->blocks[n].size - size);
     block_t *b = h->blocks + n, *r = h->blocks + rest;
     r->before = n;
@@ -94,7 +94,7 @@ static uint32_t cut(heap_t *h, uint32_t n, uint64_t size) {
     return rest;
 }
 /* Join block `n` with its successor, which is in no tree. */
-static void join_after(heap_t *h, uint32_t n) {
+void join_after(heap_t *h, uint32_t n) {
     block_t *b = h->blocks + n;
     uint32_t gone = b->after;
     b->size += h->blocks[gone].size;
@@ -160,7 +160,7 @@ static uint32_t take(heap_t *h, uint64_t nbytes, uint64_t alignment) {
             b->holders = 1;
             b->asked = nbytes;
             b->id = 0;
-            b->of_numpy = 0;
+            b->of_numpy = b->shown = b->seen = 0;
             tree_insert(h, &h->all, n, 0);
             h->count++;
             note_used(h, b->offset, 0, size);
@@ -172,6 +172,8 @@ uint32_t block_from(const heap_t *h, uint64_t offset) {
     uint32_t n = tree_first(h, h->all, 0, offset, 0);
     return n != NIL && n != h->spare && h->blocks[n].offset == offset ? n : NIL;
 }
+/* The first allocated block that begins at `offset` or above. */
+uint32_t block_next(const heap_t *h, uint64_t offset) { return tree_first(h, h->all, 0, offset, 0); }
 /* The allocated block that contains `offset`. */
 uint32_t block_around(const heap_t *h, uint64_t offset) {
     uint32_t n = h->all, best = NIL;
@@ -195,7 +197,8 @@ static void give_back(heap_t *h, uint32_t n) {
     tree_remove(h, &h->all, n, 0);
     h->count--;
     note_used(h, h->blocks[n].offset, h->blocks[n].size, 0);
-    coalesce(h, n);
+    if (has_private(h, h->blocks[n].offset, h->blocks[n].size)) retire(h, n);
+    else coalesce(h, n);
 }
 /* Add [offset, offset + nbytes). Returns 0, EINVAL (empty, or overlaps another extent) or ENOMEM. */
 int grow(heap_t *h, uint64_t offset, uint64_t nbytes) {
@@ -229,6 +232,7 @@ int grow(heap_t *h, uint64_t offset, uint64_t nbytes) {
  * sometimes prefer it to holes that are warm. */
 static uint32_t place(heap_t *h, uint64_t nbytes, uint64_t alignment) {
     uint32_t n = take(h, nbytes, alignment);
+    if (n == NIL && h->nprivate && reclaim(h)) n = take(h, nbytes, alignment);
     if (n != NIL || !h->base) return n;
     uint64_t size = (nbytes + alignment - 1) & -alignment, tail = h->capacity - tail_free(h);
     uint64_t start = (tail + alignment - 1) & -alignment;
@@ -309,7 +313,7 @@ int64_t allocate_with_id(heap_t *h, uint64_t nbytes, uint64_t alignment, int of_
 }
 /* Bytes that are committed, free and not pinned. Called under the lock. */
 uint64_t idle(const heap_t *h) {
-    uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED), kept = h->used + h->pinned - h->pinned_used;
+    uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED), kept = h->used + h->retired + h->pinned - h->pinned_used;
     return committed > kept ? committed - kept : 0;
 }
 /* Make the eventfd readable, once, when more than the limit is idle. Called under the lock. */
@@ -324,12 +328,13 @@ int release(heap_t *h, uint64_t offset, int of_numpy) {
     uint32_t n = block_from(h, offset);
     if (n == NIL) { pthread_mutex_unlock(&h->lock); return -1; }
     block_t *b = h->blocks + n;
-    int spared = of_numpy && b->of_numpy && b->holders == 1 && !h->closed;
+    int seen = has_private(h, offset, b->size);
+    int spared = of_numpy && b->of_numpy && b->holders == 1 && !h->closed && !seen;
     if (of_numpy && b->of_numpy) { b->of_numpy = 0; h->of_numpy -= b->size; }
     int punches = 0, empty = 0;
     uint64_t size = b->size;
     if (b->holders > 1) b->holders--;
-    else if (h->closed && h->base && !h->foreign && size >= GRANULE)
+    else if (h->closed && h->base && !h->foreign && !seen && size >= GRANULE)
         punches = 1; /* the holder stays until the block is punched without the lock */
     else {
         if (spared) {
@@ -362,6 +367,7 @@ int resize(heap_t *h, uint64_t offset, uint64_t nbytes) {
     pthread_mutex_lock(&h->lock);
     settle(h);
     uint32_t n = h->closed ? NIL : block_from(h, offset);
+    if (n != NIL && has_private(h, offset, h->blocks[n].size)) n = NIL; /* bytes that are cut off would have to be retired */
     if (n != NIL && h->blocks[n].holders == 1 && nbytes && nbytes <= INT64_MAX && have_records(h, 1) == 0) {
         block_t *b = h->blocks + n;
         uint64_t size = (nbytes + 63) & -(uint64_t)64, old = b->size;

@@ -309,6 +309,31 @@ static PyObject *heap_adopt(Heap *self, PyObject *arg) {
     if (n == NIL) Py_RETURN_NONE;
     return new_hold(self, offset, nbytes, id);
 }
+/* is_private(offset): whether a forked child sees the block around it, so that peers do not see what is written to it
+ * from now on. */
+static PyObject *heap_is_private(Heap *self, PyObject *arg) {
+    uint64_t offset = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred()) return NULL;
+    heap_t *h = self->shared->heap;
+    if (!__atomic_load_n(&h->nprivate, __ATOMIC_RELAXED)) Py_RETURN_FALSE;
+    pthread_mutex_lock(&h->lock);
+    uint32_t n = block_around(h, offset);
+    int seen = n != NIL && h->blocks[n].seen;
+    pthread_mutex_unlock(&h->lock);
+    return PyBool_FromLong(seen);
+}
+/* show(offset, yes): whether the program has an array over the block that begins there. A fork leaves other blocks, in
+ * which results are being put together, shared with the processes that write to them. */
+static PyObject *heap_show(Heap *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t offset, yes;
+    if (sizes(args, nargs, &offset, &yes) < 0) return NULL;
+    heap_t *h = self->shared->heap;
+    pthread_mutex_lock(&h->lock);
+    uint32_t n = block_from(h, offset);
+    if (n != NIL) h->blocks[n].shown = yes != 0;
+    pthread_mutex_unlock(&h->lock);
+    Py_RETURN_NONE;
+}
 /* trim(keep, at_most): give back memory of free blocks until at most `keep` bytes are committed. Returns the bytes
  * given back. */
 static PyObject *heap_trim(Heap *self, PyObject *const *args, Py_ssize_t nargs) {
@@ -365,7 +390,7 @@ static PyObject *heap_when_full(Heap *self, PyObject *give_up) {
 
 /* ---------------------------------------------------------------- figures */
 
-enum { FD, ADDRESS, NBYTES, CAPACITY, USED, OF_NUMPY, COMMITTED, PINNED, IDLE, HIGH, LARGEST_FREE, TAIL_FREE, CLOSED };
+enum { FD, ADDRESS, NBYTES, CAPACITY, USED, OF_NUMPY, COMMITTED, PINNED, IDLE, RETIRED_NBYTES, HIGH, LARGEST_FREE, TAIL_FREE, CLOSED };
 static PyObject *heap_get(Heap *self, void *which) {
     heap_t *h = self->shared->heap;
     pthread_mutex_lock(&h->lock);
@@ -380,6 +405,7 @@ static PyObject *heap_get(Heap *self, void *which) {
     case COMMITTED: value = (long long)h->committed; break;
     case PINNED: value = (long long)h->pinned; break;
     case IDLE: value = (long long)idle(h); break;
+    case RETIRED_NBYTES: value = (long long)h->retired; break;
     case HIGH: value = (long long)h->high; break;
     case LARGEST_FREE: settle(h); value = (long long)largest_free(h); break;
     case TAIL_FREE: settle(h); value = (long long)tail_free(h); break;
@@ -411,6 +437,9 @@ static PyMethodDef methods[] = {
     {"take", FAST(heap_take), "take(nbytes, alignment=64) -> Hold: allocate, and free with the object"},
     {"around", (PyCFunction)heap_around, METH_O, "around(offset) -> beginning of the block that contains it, or -1"},
     {"adopt", (PyCFunction)heap_adopt, METH_O, "adopt(offset) -> Hold, a further holder of NumPy's memory, or None"},
+    {"is_private", (PyCFunction)heap_is_private, METH_O,
+     "is_private(offset) -> whether a forked child sees the block around it"},
+    {"show", FAST(heap_show), "show(offset, yes): note whether the program has an array over the block"},
     {"trim", FAST(heap_trim), "trim(keep, at_most) -> bytes given back to the system"},
     {"seed", (PyCFunction)heap_seed, METH_O, "seed(number): draw the ids of blocks from it"},
     {"watch", (PyCFunction)heap_watch, METH_VARARGS,
@@ -431,6 +460,7 @@ static PyGetSetDef getset[] = {
     GET("committed", COMMITTED, "Bytes of memory taken from the system."),
     GET("pinned", PINNED, "Bytes of memory that are never given back."),
     GET("idle", IDLE, "Bytes committed, free, and not pinned."),
+    GET("retired", RETIRED_NBYTES, "Bytes that no array of this process has, and that a forked child may read."),
     GET("high", HIGH, "End of the highest block that was ever handed out."),
     GET("largest_free", LARGEST_FREE, "Bytes of the largest block that could be allocated."),
     GET("tail_free", TAIL_FREE, "Bytes of the free block at the highest address."),

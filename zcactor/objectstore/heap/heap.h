@@ -12,7 +12,8 @@
  *   ids.c      the ids by which peers name blocks
  *   extents.c  memory behind the blocks: committing it, and giving it back
  *   pins.c     memory that is never given back
- *   mapping.c  making and ending a heap, and fork(2)
+ *   mapping.c  making and ending a heap
+ *   forks.c    fork(2): memory that forked children see
  */
 #ifndef ZCACTOR_HEAP_H
 #define ZCACTOR_HEAP_H
@@ -28,6 +29,7 @@
 #define PAGE ((uint64_t)4096)
 #define BINS 256 /* size classes: four to each power of two */
 #define NIL 0
+#define RETIRED UINT32_MAX /* in place of a number of holders: neither held nor free, see forks.c */
 #define ANONYMOUS (-2) /* in place of a descriptor: memory without a file */
 
 typedef struct {
@@ -38,6 +40,8 @@ typedef struct {
     uint32_t left, right, priority;  /* links in a tree; `left` also links unused records */
     uint32_t holders;                /* 0: free */
     int of_numpy;                    /* one of the holders is an array that owns its memory */
+    int shown;                       /* the program has an array over it; always so for `of_numpy` */
+    int seen;                        /* a forked child sees it: the pages are private, and it is not used again */
 } block_t;
 
 /* A control group that bounds our memory: its files with the limit, the memory in use and the statistics, and the
@@ -81,10 +85,15 @@ typedef struct heap {
     int event_fd, told;
     int (*fallocate)(struct heap *, uint64_t offset, uint64_t nbytes); /* 0 or an errno */
     void *context;
-    int can_populate, huge_on_advice;
+    int can_populate, huge_on_advice, advice_ignored; /* see `huge_on_advice`, `advice_is_ignored` */
     group_t *groups; /* set once, before anything is committed */
     unsigned ngroups;
     uint64_t unchecked; /* bytes committed since the last check of the groups */
+    /* forks.c; under `lock`. The numbers of the first and the last fork whose child sees a granule; 0: the granule is
+     * shared. NULL before the first fork. */
+    uint32_t *first_seen, *last_seen;
+    uint64_t nprivate; /* private granules */
+    uint64_t retired;  /* bytes of retired blocks */
     struct heap *next; /* list of all heaps, for fork */
 } heap_t;
 
@@ -114,6 +123,10 @@ static inline void close_fd(heap_t *h) {
 #pragma GCC visibility push(hidden)
 
 /* blocks.c; under the lock */
+int have_records(heap_t *h, uint32_t n);
+uint32_t cut(heap_t *h, uint32_t n, uint64_t size);
+void join_after(heap_t *h, uint32_t n);
+void add_free(heap_t *h, uint32_t n);
 uint64_t tail_free(const heap_t *h);
 uint64_t largest_free(const heap_t *h);
 uint32_t free_before(const heap_t *h, uint64_t size, uint64_t offset);
@@ -124,6 +137,7 @@ void tell_if_idle(heap_t *h);
 uint64_t idle(const heap_t *h);
 uint64_t used_in(const heap_t *h, uint64_t granule);
 uint32_t block_from(const heap_t *h, uint64_t offset);
+uint32_t block_next(const heap_t *h, uint64_t offset);
 uint32_t block_around(const heap_t *h, uint64_t offset);
 void settle(heap_t *h);
 int grow(heap_t *h, uint64_t offset, uint64_t nbytes);
@@ -138,6 +152,7 @@ uint64_t id_of(heap_t *h, uint32_t n);
 /* extents.c; without the lock */
 int posix_take(heap_t *h, uint64_t offset, uint64_t nbytes);
 int huge_on_advice(void);
+int advice_is_ignored(heap_t *h);
 void set_committed(heap_t *h, uint64_t granule, int yes);
 int populate_range(heap_t *h, uint64_t at, uint64_t nbytes);
 int commit_range(heap_t *h, uint64_t low, uint64_t high, int populate);
@@ -150,8 +165,17 @@ uint64_t trim(heap_t *h, uint64_t keep, uint64_t at_most);
 int pin(heap_t *h, uint64_t offset, uint64_t nbytes);
 void unpin_all(heap_t *h);
 
-/* mapping.c; without the lock */
+/* forks.c; under the lock */
+int has_private(const heap_t *h, uint64_t offset, uint64_t size);
+void retire(heap_t *h, uint32_t n);
+uint64_t reclaim(heap_t *h);
+/* forks.c; without the lock */
 int watch_forks(void);
+void add_heap(heap_t *h);
+void remove_heap(heap_t *h);
+int dup_of_child(void);
+
+/* mapping.c; without the lock */
 heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent);
 void heap_close(heap_t *h);
 void heap_free(heap_t *h);

@@ -1,58 +1,9 @@
-/* The mapping of an arena as a heap: making it, closing it, freeing it, and fork(2). */
+/* The mapping of an arena as a heap: making it, closing it, freeing it. */
 #include "heap.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-static pthread_mutex_t heaps_lock = PTHREAD_MUTEX_INITIALIZER;
-static heap_t *heaps;
-
-/* fork(2): the child gets the blocks as they are, but the memory is the parent's. Every lock is taken, so that no lock
- * stays held by a thread that the child lacks. Only `pinning` is not taken, because the wait for it may be long: the
- * child initialises it anew. Then the child's mapping becomes a private one, so that its writes stay private, and
- * nothing is allocated or given back any more. Registrations with a card belong to the parent and its memory: the
- * child, which cannot punch that memory, has nothing pinned. */
-static void before_fork(void) {
-    pthread_mutex_lock(&heaps_lock);
-    for (heap_t *h = heaps; h; h = h->next) {
-        pthread_mutex_lock(&h->trimming);
-        pthread_mutex_lock(&h->punching);
-        pthread_mutex_lock(&h->lock);
-    }
-}
-static void after_fork(void) {
-    for (heap_t *h = heaps; h; h = h->next) {
-        pthread_mutex_unlock(&h->lock);
-        pthread_mutex_unlock(&h->punching);
-        pthread_mutex_unlock(&h->trimming);
-    }
-    pthread_mutex_unlock(&heaps_lock);
-}
-static void after_fork_in_child(void) {
-    for (heap_t *h = heaps; h; h = h->next) {
-        int first = !h->foreign; /* else the mapping is private already, with the writes of this child's parent */
-        h->closed = h->foreign = 1;
-        h->event_fd = h->growth_fd = -1;
-        h->pinned = h->pinned_used = 0;
-        if (h->pins) memset(h->pins, 0, (h->nbytes / GRANULE / 64 + 1) * sizeof *h->pins);
-        pthread_mutex_init(&h->pinning, NULL);
-        /* If it fails, the mapping stays shared: the child must not write then, but nothing else can be done here. */
-        if (first && h->base && h->fd >= 0)
-            mmap(h->base, h->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, h->fd, 0);
-    }
-    after_fork();
-}
-
-static int fork_code;
-static void register_handlers(void) { fork_code = pthread_atfork(before_fork, after_fork, after_fork_in_child); }
-/* Register the handlers that take all heaps through a fork. A second set of handlers would wait for the locks of the
- * first, so only the first call registers. Returns 0 or an errno. */
-int watch_forks(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, register_handlers);
-    return fork_code;
-}
 
 /* Make a heap over `nbytes` of `fd`, which is mapped here; the heap owns the descriptor. With fd -1 it is only an
  * allocator of offsets, with ANONYMOUS it has memory without a file. NULL with errno on failure. */
@@ -101,14 +52,12 @@ heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
             return NULL;
         }
         h->can_populate = !h->anonymous;
+        h->advice_ignored = !h->anonymous && advice_is_ignored(h);
         h->huge_on_advice = !h->anonymous && huge_on_advice();
         /* EINVAL: the kernel has no huge pages, and small pages will do. */
         if (!h->anonymous) madvise(h->base, nbytes, MADV_HUGEPAGE);
     }
-    pthread_mutex_lock(&heaps_lock);
-    h->next = heaps;
-    heaps = h;
-    pthread_mutex_unlock(&heaps_lock);
+    add_heap(h);
     return h;
 }
 /* Allocate nothing more. Free memory goes back now, other memory as it is freed, and pinned memory with `unpin_all`. */
@@ -117,7 +66,7 @@ void heap_close(heap_t *h) {
     pthread_mutex_lock(&h->lock);
     h->closed = 1;
     h->event_fd = h->growth_fd = -1;
-    if (h->count == 0) close_fd(h); /* otherwise a fork needs it: see above */
+    if (h->count == 0) close_fd(h); /* otherwise a fork needs it */
     pthread_mutex_unlock(&h->lock);
     pthread_mutex_unlock(&h->pinning);
     if (h->base && !h->foreign) trim(h, 0, UINT64_MAX);
@@ -132,15 +81,13 @@ void free_groups(group_t *groups, size_t n) {
     free(groups);
 }
 void heap_free(heap_t *h) {
-    pthread_mutex_lock(&heaps_lock);
-    heap_t **at = &heaps;
-    while (*at != h) at = &(*at)->next;
-    *at = h->next;
-    pthread_mutex_unlock(&heaps_lock);
+    remove_heap(h);
     if (h->base) munmap(h->base, h->nbytes);
     close_fd(h);
     free(h->granules);
     free(h->pins);
+    free(h->first_seen);
+    free(h->last_seen);
     free(h->blocks);
     free_groups(h->groups, h->ngroups);
     pthread_mutex_destroy(&h->lock);

@@ -47,7 +47,16 @@ static int clear(PyObject *module) {
 }
 static void finish(void *module) { clear(module); }
 
+/* child(): a descriptor that ends when the child of the last fork has ended, and the children of that; None: the child
+ * sees no heap of this process. The caller closes it. */
+static PyObject *child(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    int fd = dup_of_child();
+    if (fd < 0) Py_RETURN_NONE;
+    return PyLong_FromLong(fd);
+}
+
 static PyMethodDef functions[] = {
+    {"child", child, METH_NOARGS, "child() -> descriptor that ends with the child of the last fork, or None"},
     {"use_handler", use_handler, METH_O, "use_handler(handler) -> the handler that was set"},
     {"allocate_elsewhere", allocate_elsewhere, METH_NOARGS,
      "allocate_elsewhere() -> the handler that was set; NumPy allocates by the handler under ours"},

@@ -19,6 +19,8 @@ static int set_pinned(heap_t *h, uint64_t granule, int yes) {
     /* The range joins the free blocks: it is warm now, and `trim` gives it back once it is unpinned. */
     int code = end > h->capacity ? grow(h, h->capacity, end - h->capacity) : 0;
     if (code == 0) {
+        /* A card that registers a private granule pins the private pages: they must stay. */
+        if (yes && h->first_seen && h->first_seen[granule]) h->last_seen[granule] = UINT32_MAX;
         h->pins[granule / 64] ^= 1ull << granule % 64;
         h->pinned += yes ? nbytes : -nbytes;
         h->pinned_used += yes ? used_in(h, granule) : -used_in(h, granule);

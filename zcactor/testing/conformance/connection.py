@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import random
 import weakref
 from typing import TYPE_CHECKING, ClassVar
@@ -64,17 +65,33 @@ class MappingSuite(ConnectionSuite):
     async def test_map_reads_in_place(self, pair: ConnectedPair) -> None:
         arena = pair.sides[1].arena
         arena[100:105] = b"hello"
-        address = pair.left.map(100, 5)
-        assert ctypes.string_at(address, 5) == b"hello"
+        mapped = pair.left.map(100, 5)
+        assert ctypes.string_at(mapped.address, mapped.nbytes) == b"hello"
         arena[100:105] = b"later"
-        assert ctypes.string_at(address, 5) == b"later"
+        assert ctypes.string_at(mapped.address, 5) == b"later"
+
+    @pytest.mark.parametrize("writable", [False, True])
+    async def test_mapped_bytes_outlive_the_connection(self, pair: ConnectedPair, writable: bool) -> None:
+        """The object owns the validity of the address: the owner of the connection may let go of all else."""
+        await pair.left.open_writable()
+        pair.sides[1].arena[100:105] = b"owned"
+        mapped = pair.left.map(100, 5, writable=writable)
+        pair.left.abort()
+        pair.left.mapping = pair.left.writable_mapping = None
+        await turns()
+        gc.collect()
+        assert ctypes.string_at(mapped.address, 5) == b"owned"
+        if writable:
+            ctypes.memmove(mapped.address, b"wrote", 5)
+            assert bytes(pair.sides[1].arena[100:105]) == b"wrote"
 
     async def test_map_bounds(self, pair: ConnectedPair) -> None:
-        base = pair.left.map(0, ARENA_NBYTES)
-        assert base
-        assert pair.left.map(0, 0) == base
-        assert pair.left.map(ARENA_NBYTES - 1, 1) == base + ARENA_NBYTES - 1
-        assert pair.left.map(ARENA_NBYTES, 0) == base + ARENA_NBYTES
+        whole = pair.left.map(0, ARENA_NBYTES)
+        base = whole.address
+        assert base and whole.nbytes == ARENA_NBYTES
+        assert pair.left.map(0, 0).address == base
+        assert pair.left.map(ARENA_NBYTES - 1, 1).address == base + ARENA_NBYTES - 1
+        assert pair.left.map(ARENA_NBYTES, 0).address == base + ARENA_NBYTES
         wrong = [(0, ARENA_NBYTES + 1), (1, ARENA_NBYTES), (ARENA_NBYTES, 1), (ARENA_NBYTES + 1, 0), (-1, 1), (0, -1)]
         wrong += [(2**64 - 1, 1), (2**64 - 1, 2**64 - 1), (1, 2**64 - 1), (2**64 - 8, 16)]
         for offset, nbytes in wrong:
@@ -88,12 +105,12 @@ class MappingSuite(ConnectionSuite):
             pair.left.map(0, 10, writable=True)
         await asyncio.gather(pair.left.open_writable(), pair.left.open_writable())
         await pair.left.open_writable()
-        ctypes.memmove(pair.left.map(8, 5, writable=True), b"moved", 5)
+        ctypes.memmove(pair.left.map(8, 5, writable=True).address, b"moved", 5)
         assert bytes(pair.sides[1].arena[8:13]) == b"moved"
         with pytest.raises(LookupError):
             pair.right.map(0, 10, writable=True)
         await pair.right.open_writable()
-        ctypes.memmove(pair.right.map(0, 4, writable=True), b"back", 4)
+        ctypes.memmove(pair.right.map(0, 4, writable=True).address, b"back", 4)
         assert bytes(pair.sides[0].arena[:4]) == b"back"
 
     async def test_open_writable_when_closed(self, pair: ConnectedPair) -> None:

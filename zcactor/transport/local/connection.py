@@ -6,14 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.mapping import NOWHERE
 from zcactor.transport.stream.connection import StreamConnection
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Collection
 
-    from zcactor.transport.base import PeerInfo, RemoteRegion
-    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.base import Commit, PeerInfo, RemoteRegion
+    from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.os_process import OsProcess
 
 __all__ = ["LocalConnection"]
@@ -23,8 +24,8 @@ class LocalConnection(StreamConnection):
     """A connected and authenticated unix socket. Satisfies `zcactor.transport.base.Connection`.
 
     Args, beside those of `StreamConnection`, which raises the same:
-        mapping: the mapping of the peer's arena, read-only; None where it has no arena.
-        map_writable: maps the peer's arena with write access; `open_writable` calls it once.
+        mapping: the windows onto the peer's arena, read-only; None where it has no arena.
+        map_writable: opens the peer's arena with write access; `open_writable` calls it once.
         reader: the peer's process, where our arena was passed to it.
         fetch_extents: gets extents of the peer's GPU memory.
     """
@@ -48,9 +49,9 @@ class LocalConnection(StreamConnection):
     ) -> None:
         super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, native=native)
         self.mapping = mapping
-        """The mapping of the peer's arena, read-only. Arrays in the arena keep it."""
+        """See `zcactor.transport.base.Connection`."""
         self.writable_mapping: Mapping | None = None
-        """The mapping of the peer's arena with write access; None until `open_writable` has succeeded."""
+        """The windows with write access; None until `open_writable` has succeeded."""
         self.reader = reader
         """The peer's process, which maps our arena until it ends, also after the connection has ended."""
         self.fetch_extents = fetch_extents
@@ -59,17 +60,9 @@ class LocalConnection(StreamConnection):
         self._writable_lock = asyncio.Lock()
         self._writable_open = False
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """Return the address of `nbytes` of the peer's arena at `offset` in this process; 0 for an empty arena.
-
-        The address stays valid as long as `mapping` (or `writable_mapping`) is referenced, also after closing.
-
-        Raises:
-            ProtocolError: the range does not lie inside the peer's arena.
-            LookupError: `writable` is True, and `open_writable` has not succeeded yet.
-        """
-        mapping = self.mapping
-        size = 0 if mapping is None else mapping.nbytes
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
+        """See `zcactor.transport.base.Connection.map`."""
+        mapping, size = self.mapping, self.peer.arena_nbytes
         if offset < 0 or nbytes < 0 or offset + nbytes > size:
             raise ProtocolError(
                 f"process {self.peer.pid} named {nbytes} bytes at {offset} of its arena, which has {size} bytes"
@@ -78,7 +71,11 @@ class LocalConnection(StreamConnection):
             if not self._writable_open:
                 raise LookupError(f"the arena of process {self.peer.pid} is not writable yet: await open_writable()")
             mapping = self.writable_mapping
-        return 0 if mapping is None else mapping.address + offset
+        if mapping is not None:
+            return mapping.map(offset, nbytes)
+        if size:
+            raise ConnectionLost(f"the connection to process {self.peer.pid} has ended: nothing more is mapped by it")
+        return NOWHERE
 
     async def open_writable(self) -> None:
         """Get write access to the peer's arena. Idempotent. Several tasks may call it at the same time.
@@ -97,7 +94,7 @@ class LocalConnection(StreamConnection):
             self.writable_mapping = await self._map_writable()
             self._writable_open = True
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Raise `RuntimeError`: the arena is mapped.
 
         Raises:

@@ -173,7 +173,7 @@ class LocalEndpoint(ListeningEndpoint):
         if self._arena_fd is None:
             await unix.send_descriptor(sock, None)
             return
-        # Opened again for each peer, so that the system counts the peers: see `Mapping.is_the_only_one`.
+        # Opened again for each peer, so that the system counts the peers: see `ArenaFile.is_the_only_one`.
         access = os.O_RDWR if writable else os.O_RDONLY
         fd = os.open(f"/proc/self/fd/{self._arena_fd}", access | os.O_CLOEXEC)
         try:
@@ -189,7 +189,7 @@ class LocalEndpoint(ListeningEndpoint):
             return None
         try:
             check_seals(fd, nbytes)
-            return Mapping(fd, nbytes, writable=writable, spare=not writable)
+            return Mapping(fd, nbytes, writable=writable)
         finally:
             os.close(fd)
 

@@ -19,6 +19,7 @@ import msgspec
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.base_connection import BaseConnection
+from zcactor.transport.mapping import NOWHERE, Mapped
 from zcactor.transport.stream.framing import max_frame_for, whole_frames
 from zcactor.transport.stream.send_buffer import SendBuffer
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from collections import abc
     from collections.abc import Callable
 
+    from zcactor.transport.base import Commit
     from zcactor.transport.mapping import Mapping
 
-__all__ = ["NO_FAULTS", "Arena", "LoopbackConnection", "LoopbackFaults"]
+__all__ = ["NO_ARENA", "NO_FAULTS", "Arena", "LoopbackConnection", "LoopbackFaults"]
 
-Arena = tuple[int, int]
-"""The address and the bytes of one side's arena."""
+Arena = tuple[int, int, object]
+"""The address and the bytes of one side's arena, and the object that owns them."""
+NO_ARENA: Final[Arena] = (0, 0, None)
 
 
 class LoopbackFaults(msgspec.Struct, frozen=True):
@@ -66,7 +69,7 @@ class LoopbackConnection(BaseConnection):
     sealed = False
     integrity = "mapped"
     mapping: Mapping | None = None
-    """None: the arenas are in this process, and their owners keep them."""
+    """None: the arenas are in this process."""
     writable_mapping: Mapping | None = None
     export: Callable[[int, int, int], tuple[int, int]] | None = None
 
@@ -225,19 +228,19 @@ class LoopbackConnection(BaseConnection):
 
     # ---- the peer's arena
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """Return the address of `nbytes` of the other end's arena at `offset`. The arena is in this process.
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
+        """Return `nbytes` of the other end's arena at `offset`, which its owner keeps: the arena is in this process.
 
         Raises:
             ProtocolError: the range does not lie inside the arena.
             LookupError: `writable` is True, and `open_writable` has not succeeded yet.
         """
-        address, size = self._peer_arena
+        address, size, owner = self._peer_arena
         if offset < 0 or nbytes < 0 or offset + nbytes > size:
             raise ProtocolError(f"the peer named {nbytes} bytes at {offset} of its arena, which has {size} bytes")
         if writable and not self._writable_open:
             raise LookupError("the arena is not writable yet: await open_writable()")
-        return address + offset if size else 0
+        return Mapped(address + offset, nbytes, owner, owner) if size else NOWHERE
 
     async def open_writable(self) -> None:
         """Allow `map` with write access. Idempotent.
@@ -249,7 +252,7 @@ class LoopbackConnection(BaseConnection):
             raise ConnectionLost("the loopback connection is closed")
         self._writable_open = True
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy the bytes some turns of the loop later, as a transport between hosts does.
 
         Raises:
@@ -261,7 +264,9 @@ class LoopbackConnection(BaseConnection):
             await asyncio.sleep(0)
         if self._lost:
             raise ConnectionLost("the loopback connection was closed", maybe_executed=True)
-        ctypes.memmove(address, source, region.nbytes)
+        if commit is not None:  # here, as the copy is made here, too
+            commit(0, region.nbytes)
+        ctypes.memmove(address, source.address, region.nbytes)
         del keep
 
     # ---- ending

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zcactor import ids
 from zcactor.errors import ConnectionLost
 from zcactor.transport.base import Connection, PeerInfo
-from zcactor.transport.loopback.connection import NO_FAULTS, Arena, LoopbackConnection, LoopbackFaults
+from zcactor.transport.loopback.connection import NO_ARENA, NO_FAULTS, Arena, LoopbackConnection, LoopbackFaults
 from zcactor.transport.stream.endpoint import EndpointContext
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def loopback_pair(
     seed: int | None = None,
     faults: LoopbackFaults = NO_FAULTS,
     processes: tuple[bytes, bytes] | None = None,
-    arenas: tuple[Arena, Arena] = ((0, 0), (0, 0)),
+    arenas: tuple[Arena, Arena] = (NO_ARENA, NO_ARENA),
     recv_depth: int = 1024,
     eager_limit: int = 16384,
     maps: bool = True,
@@ -42,7 +42,7 @@ def loopback_pair(
         seed: seed of the faults. With None it is random, and a failing run cannot be repeated.
         faults: the faults in each direction.
         processes: the 16-byte names of the first and the second end; random ones when None.
-        arenas: the address and the bytes of the first and the second end's arena.
+        arenas: those of the first and the second end.
         recv_depth: frames that each end may have outstanding.
         eager_limit: bytes of the largest payload inside a frame.
         maps: whether the ends map each other's arena. False for pulls, as of a transport between hosts.
@@ -91,7 +91,7 @@ class LoopbackEndpoint(EndpointContext):
     Args:
         network: the network with the other endpoints.
         process: 16 bytes that name it.
-        arena: the address and the bytes of its arena.
+        arena: its arena.
         recv_depth: frames that it can receive before it returns credits. A connection uses the smaller number of both
             sides.
         eager_limit: bytes of the largest payload inside a frame. A connection uses the smaller number of both sides.
@@ -103,7 +103,7 @@ class LoopbackEndpoint(EndpointContext):
         self,
         network: LoopbackNetwork,
         process: bytes,
-        arena: Arena = (0, 0),
+        arena: Arena = NO_ARENA,
         recv_depth: int = 1024,
         eager_limit: int = 16384,
     ) -> None:

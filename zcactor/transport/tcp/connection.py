@@ -9,6 +9,7 @@ import termios
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.mapping import NOWHERE
 from zcactor.transport.stream.connection import StreamConnection
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.tcp.data import Channel
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from zcactor.transport.base import Flow, PeerInfo, Receiver, RemoteRegion
-    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.base import Commit, Flow, PeerInfo, Receiver, RemoteRegion
+    from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.tcp.serve import DataServer
 
 __all__ = ["TcpConnection"]
@@ -75,8 +76,8 @@ class TcpConnection(StreamConnection):
         super()._begin(receiver)
         self._liveness = Liveness(self._sock, self._loop, lambda how: self._lose(self._ended(how)))
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """Return 0, as the arena of another host cannot be mapped.
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
+        """Return `NOWHERE`, as the arena of another host cannot be mapped.
 
         Raises:
             ProtocolError: the range does not lie inside the peer's arena.
@@ -85,7 +86,7 @@ class TcpConnection(StreamConnection):
         self._check(offset, nbytes)
         if writable:
             raise LookupError(f"the arena of {self.name} cannot be mapped: pull from it")
-        return 0
+        return NOWHERE
 
     @property
     def heard(self) -> int | None:
@@ -107,7 +108,7 @@ class TcpConnection(StreamConnection):
         """
         raise RuntimeError(f"the arena of {self.name} cannot be mapped: moved arrays are pulled from it")
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy bytes of the peer's arena to `address`. Several pulls may run at the same time.
 
         Cancelling ends the data socket in use. Other pulls continue.
@@ -117,10 +118,12 @@ class TcpConnection(StreamConnection):
             address: their destination.
             keep: the owner of the memory at `address`. It is held until no thread can write there any more, which is
                 soon after this has raised or was cancelled.
+            commit: see `zcactor.transport.base.Connection.pull`; each thread that receives calls it for its piece.
 
         Raises:
             ConnectionLost: the connection has ended, or the peer cannot be reached for a data socket.
             ObjectLost: the peer has freed the object.
+            OutOfMemory: as `commit`.
             ProtocolError: the range does not lie inside the peer's arena, or received bytes are not from the peer. In
                 the latter case the connection ends, too.
         """
@@ -129,7 +132,7 @@ class TcpConnection(StreamConnection):
         self._check(region.offset, region.nbytes)
         try:
             if region.nbytes:
-                await self._puller.pull(region, address, keep)
+                await self._puller.pull(region, address, keep, commit)
         finally:
             del keep  # an exception that is kept refers to this frame
 

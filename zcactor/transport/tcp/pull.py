@@ -22,7 +22,7 @@ from zcactor.transport.tcp.flow import TcpFlow
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from zcactor.transport.base import RemoteRegion
+    from zcactor.transport.base import Commit, RemoteRegion
     from zcactor.transport.tcp.data import Channel
 
 __all__ = ["DataPuller"]
@@ -51,6 +51,7 @@ class _Destination(msgspec.Struct, eq=False):
 
     address: int
     keep: object
+    commit: Commit | None
 
 
 class _Stream:
@@ -75,10 +76,11 @@ class _Stream:
             OSError: the stream broke or was ended.
             ProtocolError: the owner, or an attacker on the way, violated the protocol.
             NoThread: the system cannot start another thread.
+            OutOfMemory: the system has no memory for the bytes.
             Exception: any other exception in the thread.
         """
         done: asyncio.Future[bool] = self._loop.create_future()
-        work = _Work(self, done, nbytes, destination.address + start, destination.keep)
+        work = _Work(self, done, start, nbytes, destination)
         fetched = False
         try:
             self.begin()
@@ -188,16 +190,22 @@ class _Work:
     """A request, which a thread calls. It holds the destination's memory until the bytes have arrived or the stream has
     ended."""
 
-    def __init__(self, stream: _Stream, done: asyncio.Future[bool], nbytes: int, address: int, keep: object) -> None:
+    def __init__(
+        self, stream: _Stream, done: asyncio.Future[bool], start: int, nbytes: int, destination: _Destination
+    ) -> None:
         self._stream = stream
         self._done = done
-        self._wanted = nbytes, address
-        self._keep = keep
+        self._start, self._nbytes = start, nbytes
+        self._address = destination.address + start
+        self._keep = destination.keep
+        self._commit = destination.commit
 
     def __call__(self) -> None:
         answer, failure = False, None
         try:
-            answer = self._stream.receive(*self._wanted)
+            if self._commit is not None:
+                self._commit(self._start, self._nbytes)
+            answer = self._stream.receive(self._nbytes, self._address)
         except BaseException as error:
             failure = error
         self._keep = None  # the frames of the exception refer to this object
@@ -242,18 +250,19 @@ class DataPuller:
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None  # at unused sockets, while there are any
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """See `Connection.pull`. The caller has checked the bounds. Cancelling does not affect other pulls.
 
         Raises:
             ConnectionLost: `close` was called, or the owner cannot be reached.
             ObjectLost: the owner refused the request.
+            OutOfMemory: as `commit`.
             ProtocolError: received bytes are not from the owner.
             AuthenticationError: another process answers at the owner's address.
         """
         if self._closed:
             raise self._lost()
-        destination = _Destination(address, keep)
+        destination = _Destination(address, keep, commit)
         del keep
         try:
             async with asyncio.timeout(None) as interruption:

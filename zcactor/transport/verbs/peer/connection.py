@@ -26,6 +26,7 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.base_connection import BaseConnection
 from zcactor.transport.credits import Credits
+from zcactor.transport.mapping import NOWHERE
 from zcactor.transport.stream.framing import max_frame_for
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.verbs.device.sizing import SEND_DEPTH
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from collections import abc
     from collections.abc import Callable, Coroutine
 
-    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.base import Commit
+    from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.stream.record_layer import Seals
     from zcactor.transport.verbs.device.registration_cache import ExtentTable
     from zcactor.transport.verbs.driver.base import Completion
@@ -272,15 +274,15 @@ class VerbsConnection(BaseConnection):
 
     # ---- the peer's arena
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """Return 0, as the peer's arena is not mapped.
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
+        """Return `NOWHERE`, as the peer's arena is not mapped.
 
         Raises:
             ProtocolError: the range does not lie inside the peer's arena.
         """
         self._check_bounds(offset, nbytes)
         del writable
-        return 0
+        return NOWHERE
 
     def _check_bounds(self, offset: int, nbytes: int) -> None:
         size = self.peer.arena_nbytes
@@ -297,7 +299,7 @@ class VerbsConnection(BaseConnection):
         """
         raise RuntimeError(f"the arena of process {self.peer.pid} is not mapped: moved arrays are pulled from it")
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy bytes of the peer's arena to `address` by READ. See `zcactor.transport.base.Connection.pull`.
 
         Where our own memory cannot be registered, they pass through bounce buffers. Where the peer's cannot, they are
@@ -306,6 +308,7 @@ class VerbsConnection(BaseConnection):
         Raises:
             ConnectionLost: the connection is lost before or meanwhile, or READs fail again and again.
             ObjectLost: the peer has freed the object.
+            OutOfMemory: as `commit`.
             ProtocolError: the range does not lie inside the peer's arena, or the bytes have to be authenticated, by
                 agreement or by `region`, and are not the peer's. The connection ends then.
             OSError: the device failed or is closed, or the destination cannot be written to.
@@ -315,7 +318,7 @@ class VerbsConnection(BaseConnection):
             raise self._ended("is closed")
         if not region.nbytes:  # a list cannot be a READ of the seal only
             return
-        await self._reach.pull(region, address, keep)
+        await self._reach.pull(region, address, keep, commit)
 
     # ---- the socket
 

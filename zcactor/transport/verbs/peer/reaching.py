@@ -37,7 +37,7 @@ from zcactor.transport.verbs.peer.tagging import CHUNK_NBYTES, REACH_NBYTES, Rea
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from zcactor.transport.base import RemoteRegion
+    from zcactor.transport.base import Commit, RemoteRegion
     from zcactor.transport.stream.record_layer import Seals
     from zcactor.transport.verbs.device.engine import Engine
     from zcactor.transport.verbs.peer.pull import Keys
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reach"]
 
+_Result = TypeVar("_Result")
 _Answer = TypeVar("_Answer", Exported, Tagged, Brought)
 
 
@@ -52,13 +53,13 @@ class _Unregistered(Exception):
     """The failure of a peer that has the object, but cannot register its memory."""
 
 
-async def _in_thread(work: Callable[[], bytes], nbytes: int, keep: object) -> bytes:
+async def _in_thread(work: Callable[[], _Result], nbytes: int, keep: object) -> _Result:
     """Run `work` on so many bytes, which `keep` holds, in a thread where that takes long. Returns its result.
     Cancelling does not stop the thread, and the bytes are held until it has ended."""
     if nbytes < CHUNK_NBYTES:
         return work()
 
-    def held(_: object) -> bytes:
+    def held(_: object) -> _Result:
         return work()
 
     try:
@@ -174,7 +175,7 @@ class Reach:
                 found = seals.seal(object_id, holder.offset, holder.nbytes, holder)
         return found
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """See `VerbsConnection.pull`, which has checked the bounds."""
         extents, nbytes = self._engine.extents, region.nbytes
         try:
@@ -186,6 +187,8 @@ class Reach:
                 raise
             extents.refused = f"arrays come by way of other registered memory, as theirs cannot be registered: {error}"
             lkeys = None
+            if commit is not None:  # registered memory is committed already
+                await _in_thread(partial(commit, 0, nbytes), nbytes, keep)
         try:
             await self._read(region, address, keep, lkeys)
         except _Unregistered as refusal:
