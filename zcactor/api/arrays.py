@@ -201,7 +201,7 @@ def freeze(x: T) -> T:
     Args:
         x: an ndarray of plain bytes, also of a subclass; a pandas Series or DataFrame, an Arrow array or table, a torch
             tensor on the CPU. Of those each array is treated like an ndarray. A tensor is one over a copy-on-write
-            mapping of the memory, as torch has no read-only tensors.
+            mapping of the memory, as torch has no read-only tensors, and passing it copies: freeze its ndarray instead.
 
     Raises:
         NotInitialized: no runtime is running.
