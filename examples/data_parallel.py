@@ -231,6 +231,7 @@ def load_data() -> tuple[Array, Labels, Array, Labels]:
 async def train(options: argparse.Namespace, compress: bool) -> Run:
     """Train from the start, with the hook or without one."""
     x, y, test_x, test_y = load_data()
+    x, test_x = zc.freeze(x), zc.freeze(test_x)  # slices of x go by reference, and test_x is passed several times
     length = len(y) // options.workers
     parts = [slice(rank * length, (rank + 1) * length) for rank in range(options.workers)]
     ranks = [await Rank.spawn(x[part], y[part], test_x, test_y, options.seed) for part in parts]

@@ -4,7 +4,7 @@
     python examples/parameter_server.py --servers 2 --workers 4 --costs --json
 
 The parameters of a small neural network are one vector, cut into ranges; each server keeps one. A worker pulls all
-ranges, computes a gradient on its part of the data, and pushes each range of the gradient to its server. Weights and
+ranges, computes a gradient on its part of the data, freezes it, and pushes each range of it to its server. Weights and
 gradients lie in shared memory, so pulling and pushing map them: zcactor copies nothing, and the table at the end proves
 it.
 
@@ -134,6 +134,7 @@ class Worker:
                 pulling += time.perf_counter() - started
                 gradient = np.empty(self.network.size)
                 losses.append(self.network.gradient(weights, self.x[batch], self.y[batch], gradient))
+                gradient = zc.freeze(gradient)  # so that its parts go by reference
                 parts = np.array_split(gradient, len(self.servers))
                 await asyncio.gather(*(server.push(part) for server, part in zip(self.servers, parts, strict=True)))
             yield float(np.mean(losses)), pulling
@@ -168,7 +169,7 @@ class Rank:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
-        self.own = np.full(size, float(rank + 1))
+        self.own = zc.freeze(np.full(size, float(rank + 1)))  # others take slices of it
         self.ranks: list[Rank] = []
         self.summers: list[Summer] = []
         self.published: dict[int, asyncio.Future[Array]] = {}
@@ -191,7 +192,7 @@ class Rank:
 
     @zc.method
     async def give(self, step: int, start: int, end: int) -> Array:
-        """A slice of the array that this rank publishes for a step."""
+        """A slice of the array that this rank publishes for a step, which is frozen or was received."""
         return (await self.step(step))[start:end]
 
     @zc.method
@@ -229,7 +230,7 @@ class Rank:
         shards = self.shards()
         start, end = shards[self.rank]
         self.step(0).set_result(self.own)
-        mine = added([self.own[start:end], *await self.of_others(0, start, end)])
+        mine = zc.freeze(added([self.own[start:end], *await self.of_others(0, start, end)]))
         self.step(1).set_result(mine)
         sizes = [end - start for start, end in shards]
         taken = await asyncio.gather(
@@ -250,7 +251,7 @@ class Rank:
             start, end = shards[which]
             shard = await left.give(number - 1, 0, end - start)
             if number < count:
-                shard = shard + self.own[start:end]
+                shard = zc.freeze(shard + self.own[start:end])
             if number >= count - 1:
                 done[which] = shard
             self.step(number).set_result(shard)
@@ -267,7 +268,7 @@ class Rank:
             return await self.ranks[self.rank - 1].give(-1, 0, size)
         value, start, end, number = self.own, 0, size, 1
         if self.rank < 2 * surplus:
-            value = value + await self.ranks[self.rank + 1].give(0, 0, size)
+            value = zc.freeze(value + await self.ranks[self.rank + 1].give(0, 0, size))
         index = self.rank // 2 if self.rank < 2 * surplus else self.rank - surplus
         ranges = []
         distance = core // 2
@@ -275,15 +276,14 @@ class Rank:
             self.step(number).set_result(value)
             middle = start + (end - start) // 2
             low, high = (middle, end) if index & distance else (start, middle)
-            value = value[low - start : high - start] + await self.partner(index ^ distance, surplus).give(
-                number, low - start, high - start
-            )
+            other = await self.partner(index ^ distance, surplus).give(number, low - start, high - start)
+            value = zc.freeze(value[low - start : high - start] + other)
             ranges.append((distance, start, end))
             start, end, number, distance = low, high, number + 1, distance // 2
         for distance, low, high in reversed(ranges):
             self.step(number).set_result(value)
             other = await self.partner(index ^ distance, surplus).give(number, 0, high - low - (end - start))
-            value = np.concatenate([other, value] if index & distance else [value, other])
+            value = zc.freeze(np.concatenate([other, value] if index & distance else [value, other]))
             start, end, number = low, high, number + 1
         self.step(-1).set_result(value)
         return value
@@ -409,7 +409,7 @@ async def train(mode: Mode, options: argparse.Namespace) -> float:
     """Train, print the progress and the cost, and return the accuracy on the test set."""
     x, y, test_x, test_y = load_data()
     network = Network(options.hidden)
-    ranges = np.array_split(network.initial(seed=1), options.servers)
+    ranges = np.array_split(zc.freeze(network.initial(seed=1)), options.servers)
     barrier = options.workers if mode == "sync" else 1
     servers = [await Server.spawn(part, options.rate, barrier) for part in ranges]
     order = np.arange(len(y))

@@ -43,7 +43,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "Start and end": "init shutdown run Runtime Config",
     "Actors": "actor method spawn Actor ActorHandle current_actor CurrentActor get_actor stop kill",
     "References": "ObjectRef ObjectStream put get wait shuffle",
-    "Arrays": "move empty zeros ones full asarray in_store load numpy_allocator",
+    "Arrays": "move empty zeros ones full asarray freeze in_store load numpy_allocator",
     "GPUs": "gpus GpuInfo DeviceArray to_device to_host gpu_allocator gpu_stream GpuStream",
     "Graphs": "graph Graph GraphNode CompiledGraph GraphPlan",
     "Groups": "group Group GroupPlan Reducer",

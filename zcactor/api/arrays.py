@@ -48,7 +48,7 @@ def empty(shape: Shape, dtype: npt.DTypeLike = ..., *, device: str) -> DeviceArr
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array | DeviceArray:
-    """Make an uninitialised array in the store, or on a GPU. Passing it to an actor copies nothing.
+    """Make an uninitialised array in the store, or on a GPU. Passing it whole to an actor copies nothing.
 
     Args:
         shape: number of elements along each axis, or an int for one axis.
@@ -168,7 +168,8 @@ def asarray(x: Any, dtype: npt.DTypeLike | None = None) -> Array:
     """Return `x` as an array in the store: `x` itself when it lies there already, otherwise a copy, which is counted.
 
     A mapped file (`numpy.memmap`) is copied each time that it is passed, and stays writable here. The array that this
-    function makes of it can be passed any number of times without another copy.
+    function makes of it can be passed whole any number of times without another copy. To pass pieces of an array,
+    `freeze` it.
 
     Args:
         x: an ndarray, or any object that `numpy.asarray` accepts.
@@ -255,8 +256,9 @@ def _frozen(process: Any, array: Array, *, alone: bool) -> Array:
 
 
 def in_store(x: Any) -> bool:
-    """Whether passing the array `x` needs no copy: its memory is this process's store, or was received from another
-    store.
+    """Whether the memory of the array `x` is this process's store, or was received from another store.
+
+    Passing `x` whole needs no copy then, and neither does a piece of it once it is closed: see `freeze`.
 
     Args:
         x: any object; the result is False unless it is an ndarray, a `DeviceArray`, or an array on a GPU of another
@@ -281,10 +283,10 @@ def numpy_allocator(enabled: bool) -> AbstractContextManager[None]:
     """Set, for a block of code, whether NumPy allocates its own arrays in the store.
 
     By default NumPy does so in actors, and in the driver after `init`, for arrays of at least ``store_min_nbytes``
-    bytes: the results of user code then lie in the store, and passing them copies nothing. Where the store is full,
-    NumPy's usual allocator takes over. The setting belongs to the context (PEP 567): it holds for this thread or task
-    and for the tasks made inside the block. Threads that the program starts begin with NumPy's usual allocator, and may
-    use this function.
+    bytes: the results of user code then lie in the store, and passing them whole copies nothing. Where the store is
+    full, NumPy's usual allocator takes over. The setting belongs to the context (PEP 567): it holds for this thread or
+    task and for the tasks made inside the block. Threads that the program starts begin with NumPy's usual allocator,
+    and may use this function.
 
     Args:
         enabled: whether arrays made inside the block lie in the store.

@@ -344,8 +344,9 @@ Call.unseen = staticmethod(_note_unseen)
 def put(value: T) -> ObjectRef[T]:
     """Keep `value` in this process and return a reference to it, which others can resolve without a copy.
 
-    Arrays of at least the eager limit are shared like arguments: read-only from then on, and copied only when they do
-    not lie in the store. The value lives as long as any process holds a reference to it.
+    Arrays of at least the eager limit are shared like arguments: an array that is put whole is read-only from then on,
+    and a piece of an array that is still open is copied, as is one outside the store. All who resolve the reference
+    have the bytes of this moment. The value lives as long as any process holds a reference to it.
 
     Args:
         value: any value that can be passed to an actor.

@@ -66,11 +66,11 @@ def move(x: T) -> T:
     caller passed. Where an actor has ``max_restarts``, its process makes such copies of arrays that were moved to its
     constructor.
 
-    Other views of `x` are detected for arrays of `zcactor.empty` and its relatives, and for received arrays. An array
-    that NumPy allocated has no list of its views: where more than one reference to it exists, the receiver gets a copy
-    (counted as "moved array outside the store"). A view that holds the only reference, because the name of `x` is gone,
-    cannot be distinguished from a name, and neither can an object of another library over the memory (a tensor, an
-    Arrow buffer, a memoryview). Such a view or object stays valid; where nothing was copied it shows the receiver's
+    Where anything else holds `x` (a second name, a memoryview, a tensor), the receiver gets a copy, which is counted:
+    "piece of an open array", or "moved array outside the store" of one that does not lie there. Views of an array of
+    `zcactor.empty` and its relatives, and of a received array, are found, and the move is refused; views of an array
+    that NumPy allocated hold it like a second name. A view that holds the only reference, because the name of `x` is
+    gone, cannot be distinguished from a name, and neither can a memoryview: it stays valid, shows the receiver's
     writes, and the receiver sees writes through it.
 
     An array on a GPU is handed over, too, by a copy on the GPU that the receiver makes and counts ("moved array on a
