@@ -162,7 +162,7 @@ IDIOMS: Final[dict[str, Callable[[int, int], Any]]] = {
     "expand_dims": lambda m, n: np.expand_dims(_zeros((m, n)), 0),
     "ascontiguousarray": lambda m, n: np.ascontiguousarray(_zeros((m, n))),
     "asfortranarray": lambda m, n: np.asfortranarray(_zeros((m, n))),
-    "matrix": lambda m, n: np.asmatrix(_zeros((m, n))),
+    "matrix": lambda m, n: _zeros((m, n)).view(np.matrix),
     "subclass": lambda m, n: _zeros((m, n)).view(Sub),
     "x[::2]": lambda m, n: _zeros((2 * m, n))[::2],
     "x.view": lambda m, n: _zeros((m, n)).view("i8"),
@@ -251,10 +251,6 @@ def _ctypes(x: Any) -> Any:
     return (ctypes.c_ubyte * memoryview(x).nbytes).from_buffer(x)
 
 
-def _arrays(x: Any) -> Any:
-    return x if isinstance(x, np.ndarray) and x.ndim else None
-
-
 PARTS: Final[dict[str, Callable[[Any], Any]]] = {
     "x[1:]": lambda x: x[1:],
     "x[: n // 2]": lambda x: x[: len(x) // 2],
@@ -273,7 +269,9 @@ PARTS: Final[dict[str, Callable[[Any], Any]]] = {
     "asarray(memoryview)": lambda x: np.asarray(memoryview(x)),
     "ctypes": _ctypes,
     "Series(x, copy=False)": lambda x: pd.Series(x.reshape(-1), copy=False),
-    "DataFrame(x, copy=False)": lambda x: pd.DataFrame(x.reshape(-1, 1), columns=["a"], copy=False),
+    "DataFrame(x, copy=False)": lambda x: (
+        pd.DataFrame(x.reshape(-1, 1), columns=["a"], copy=False) if x.dtype.kind in "fiu" else None
+    ),
     "pa.array": lambda x: pa.array(x.reshape(-1)),
     "pa.table": lambda x: pa.table({"x": x.reshape(-1)}),
     "pa.py_buffer": pa.py_buffer,
@@ -300,8 +298,8 @@ def part_of(x: Any, name: str) -> Any:
         x: an object that `make` or this function has made.
         name: one of `PARTS`.
     """
-    if isinstance(x, (memoryview, bytearray)) and name[0] == "x":
-        return None  # their slices are copies, or cannot be passed
+    if name[0] == "x" and not isinstance(x, np.ndarray):
+        return None  # slices of buffers are copies or cannot be passed, and those of frames have names of their own
     try:
         return PARTS[name](x)
     except (
@@ -412,4 +410,6 @@ def digest(x: Any) -> int:
     if isinstance(x, ctypes.Array):
         return zlib.crc32(memoryview(x).cast("B"))
     got = np.asarray(x)
+    if got.dtype == object:  # Arrow's strings: these elements are addresses
+        return zlib.crc32(repr(got.tolist()).encode())
     return zlib.crc32(got.tobytes(), zlib.crc32(f"{got.shape}".encode()))
