@@ -288,7 +288,7 @@ def fill_field(array: Any) -> None:
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_subclass_is_shared_or_a_snapshot(wire: Wire, make: Any, write: Any, inside: bool, held: bool) -> None:
-    """Where the array that it is a view of has a name, too, that name can write to the memory."""
+    """A name of the array that it is a view of can write to the memory."""
     plain: Any = wire.left.store.empty(10_000) if inside else np.empty(10_000)
     plain.fill(1)
     array = make(plain)

@@ -51,7 +51,7 @@ async def test_one_array_for_many_receivers_is_copied_once(tmp_path: Path, trans
         before = copies()
         assert await asyncio.gather(*(actor.first(view) for actor in actors)) == [0] * 3
         assert copies() - before == 1
-        # What is passed is the bytes of that moment, also where nobody could see the write.
+        # The bytes of that moment are passed, also where nobody could see the write.
         first = actors[0].first(view)
         memory[0] = 7
         second = actors[1].first(view)

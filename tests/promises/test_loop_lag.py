@@ -22,7 +22,7 @@ PATIENCE = 60
 
 @zc.actor
 class Maker:
-    """Makes arrays of bytes, which its caller pulls."""
+    """A maker of arrays of bytes, which its caller pulls."""
 
     def make(self, nbytes: int) -> np.ndarray:
         made = zc.empty(nbytes, np.uint8)
