@@ -282,8 +282,8 @@ def result_of(call: Call, timeout: float | None) -> Any:
 
 def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
     """The result as it travels on: payload, parts, flags. Arrays that were handed over to this process are shared from
-    then on. A caller that has awaited such an array may have written to it: what travels on is the array as it is now,
-    whatever its size."""
+    then on. A caller that has awaited such an array may have written to it: the array travels on as it is now, of any
+    size."""
     moved = any(part.kind == RegionKind.MOVED for part in call.parts)
     if call.decoded and (moved or _is_ours(call.value)):
         call.payload, call.parts, call.flags = current().marshaller.pack(call.value)

@@ -1,4 +1,4 @@
-"""Sharing: whether an array travels by reference, and the closing of what does.
+"""Sharing: whether an array travels by reference, and the closing of its memory.
 
 An id stands for bytes that cannot change while anybody knows the id. NumPy's write flag belongs to an array object, and
 memory may have many of those. So an array goes by reference when nobody can write to its memory any more:
@@ -107,8 +107,8 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
     Args:
         store: the store of this process.
         array: an array of any dtype of plain bytes, with any shape and strides; subclasses too.
-        closed: a list that receives what is closed by this call, for `reopen`. What a group borrows at the moment stays
-            closed behind the loan.
+        closed: a list that receives what is closed by this call, for `reopen`. An array that a group borrows at the
+            moment stays closed behind the loan.
 
     Returns:
         The block, or the lease of a received array; None where a copy has to be made: see `reason_to_copy`.
@@ -185,8 +185,8 @@ def seal_copy(block: Block, copied: Array) -> None:
 
 
 def reopen(closed: list[Any]) -> None:
-    """Undo the closing of arrays for a message that was never sent: they can be written to again. What another message
-    relies on meanwhile, or a peer knows, stays closed."""
+    """Undo the closing of arrays for a message that was never sent: they can be written to again. Memory stays
+    closed that another message relies on meanwhile, or that a peer knows."""
     for holder, token, arrays in closed:
         if holder is None:  # a copy was made
             for each in arrays:

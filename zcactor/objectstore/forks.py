@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Final, Protocol
-from weakref import WeakSet
+from weakref import ref
 
-from zcactor.transport.mapping import windows
+from zcactor.transport.mapping import all_windows
 
 if TYPE_CHECKING:
     from zcactor.objectstore.lease import Lease
@@ -22,15 +22,15 @@ class _Store(Protocol):
     def show_blocks(self) -> None: ...
 
 
-stores: Final[WeakSet[_Store]] = WeakSet()
-"""The stores of this process."""
+stores: Final[dict[int, ref[_Store]]] = {}
+"""The stores of this process, by ``id``: a dictionary can be copied while another thread adds to it."""
 
 
 def living_leases(*, writable: bool = False) -> list[Lease]:
     """The living leases on mapped bytes of other processes; with `writable` those in writable windows alone."""
     found = [
         seen()
-        for window in list(windows)
+        for window in all_windows()
         if not writable or (window.file is not None and window.file.writable)
         for seen in window.leases.copy().values()
     ]
@@ -38,8 +38,9 @@ def living_leases(*, writable: bool = False) -> list[Lease]:
 
 
 def _before() -> None:
-    for store in list(stores):
-        store.show_blocks()
+    for each in stores.copy().values():
+        if (store := each()) is not None:
+            store.show_blocks()
     for lease in living_leases(writable=True):
         if lease.nbytes and not lease.forked:
             lease.mapping.make_private(lease.address - lease.mapping.base, lease.nbytes)

@@ -147,7 +147,7 @@ class Block:
         if not session.connection.maps:
             if self.of_numpy:
                 self.store.take_over(self.offset)
-            if not self.digests:  # a third process has passed the id on: what the peer copies is not known here
+            if not self.digests:  # a third process has passed the id on: the bytes that the peer copies are not known
                 self.digests[_UNKNOWN] = 0
         session.leases.grant(self.id, self)
         return self.store.process, self.id, 0
@@ -254,7 +254,8 @@ class Store:
         self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
         self._known_limit = _MIN_KNOWN
         self._known: Final[dict[int, int]] = {}  # memory of NumPy's that peers know: its id, its offset
-        forks.stores.add(self)
+        key = id(self)
+        forks.stores[key] = ref(self, lambda _: forks.stores.pop(key, None))
         self._devices: Any = None
         self.open_devices: Callable[[], Any] | None = None
         """The function that opens the GPUs of the process, for `devices`."""

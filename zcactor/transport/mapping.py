@@ -179,8 +179,12 @@ NOWHERE: Final = Mapped(0, 0, None, None)
 """The bytes of an arena that is not mapped, or is empty."""
 
 
-windows: Final[WeakSet[Window]] = WeakSet()
-"""The windows of this process."""
+_windows: Final[dict[int, ref[Window]]] = {}
+
+
+def all_windows() -> list[Window]:
+    """The windows of this process. Any thread may call it, also while another one makes windows."""
+    return [window for each in _windows.copy().values() if (window := each()) is not None]
 
 
 class Window:
@@ -195,7 +199,7 @@ class Window:
         OSError: the system refused (EACCES: the descriptor is read-only; ENOMEM: no address space).
     """
 
-    __slots__ = ("__weakref__", "_use", "address", "base", "end", "file", "leases", "low", "nbytes")
+    __slots__ = ("__weakref__", "_use", "address", "base", "cache", "end", "file", "leases", "low", "nbytes")
 
     def __init__(self, file: ArenaFile, low: int, nbytes: int) -> None:
         self.address = 0
@@ -208,17 +212,21 @@ class Window:
         """Offset of the byte behind the window in the arena."""
         self.leases: dict[int, ref[Any]] = {}
         """Leases on bytes of the window, by ``id``. The memory of all other bytes may be given up."""
+        self.cache: ref[Mapping] | None = None
+        """The mapping that takes further bytes from the window."""
         self._use: ref[_Use] | None = None
         access = mmap.PROT_READ | mmap.PROT_WRITE if file.writable else mmap.PROT_READ
         self.address = _map(file.fd, low, nbytes, access, mmap.MAP_SHARED)
         self.base = self.address - low
         """The address that offset 0 of the arena would have: that of each byte is this and its offset."""
         file._windows[id(self)] = ref(self)
-        windows.add(self)
+        key = id(self)
+        _windows[key] = ref(self, lambda _: _windows.pop(key, None))
 
     def make_private(self, low: int, nbytes: int) -> None:
         """Make whole pages of a writable window private, for a fork: other processes see no later writes to them, nor
-        does this one see theirs. What the peer moves here from now on is mapped by another window.
+        does this one see theirs. Arrays that the peer moves here from now on are mapped by another window.
+        Any thread may call it.
 
         Args:
             low: bytes from the start of the arena, of any alignment.
@@ -232,7 +240,8 @@ class Window:
         first = low - low % mmap.PAGESIZE
         access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
         _map(self.file.fd, first, low + nbytes - first, access, kind, self.base + first)
-        for mapping in list(_space.mappings):
+        mapping = None if self.cache is None else self.cache()
+        if mapping is not None:
             mapping.forget(self)
 
     @property
@@ -382,6 +391,7 @@ class Mapping:
             if found is None:  # no room for all of it, but perhaps for the bytes alone
                 low = offset - offset % mmap.PAGESIZE
                 return _space.alone(self.file, low, max(offset + nbytes - low, 1))
+            found.cache = ref(self)
             self.windows[key] = found
         return found
 
@@ -397,10 +407,10 @@ class Mapping:
         return window.map(offset, nbytes)
 
     def forget(self, window: Window) -> None:
-        """Map no further bytes by `window`."""
-        for key, found in list(self.windows.items()):
+        """Map no further bytes by `window`. Any thread may call it."""
+        for key, found in self.windows.copy().items():
             if found is window:
-                del self.windows[key]
+                self.windows.pop(key, None)
 
     def drop_unused(self) -> int:
         """Drop the windows that nothing points into. Returns the bytes of the other ones."""
