@@ -28,6 +28,11 @@ ALONE := tests/vm/test_rdma.py tests/vm/test_two_hosts.py tests/vm/test_bindings
 # and the rest of the machine.
 GUESTS = $(or $(shell awk '/^MemAvailable/ { print $$2 < 9 * 1024 * 1024 ? 1 : 2 }' /proc/meminfo 2>/dev/null),1)
 
+# Tests that run once more in check mode, which finds arrays that change after they were passed.
+CHECKED := $(addsuffix ::test_random_programs_see_what_was_passed,$(wildcard tests/promises/test_snapshots.py)) \
+  $(addprefix tests/api/test_,arrays.py passing.py stream.py) $(addprefix tests/collectives/test_,direct.py \
+  exchanges.py in_turn.py operations.py prompt.py reducer.py reductions.py)
+
 # The tests start hundreds of interpreters, and none is to compile the package anew, in a guest least of all.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -126,6 +131,7 @@ test: system
 	trap "kill -- -$$played" INT TERM; \
 	(set -x; $(BIN)/python -m pytest -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE) tests/engines) $(ARGS)) || [ $$? = 5 ]; \
 	status=$$?; renice -n 0 -g $$played >/dev/null 2>&1 || true; wait $$played || status=$$?; cat build/seeds.log; exit $$status
+	ZCACTOR_CHECK=bytes $(BIN)/python -m pytest -n 3 $(SPREAD) --loops uvloop $(CHECKED) $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -n $(GUESTS) $(SPREAD) $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
 collected: $(STAMP)

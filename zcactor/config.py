@@ -133,6 +133,9 @@ class Config:
         device_capacity: bytes that one process may take of each GPU; None for what the GPU has.
         device_keep_nbytes: bytes of free memory that a process keeps ready on each GPU. More goes back to the GPU as
             soon as the work on it is done. 256 MiB are four extents, so a loop over arrays makes none anew.
+        check: ``"bytes"`` looks for programs that change arrays after passing them, through views, buffers or
+            memoryviews that are older than the passing: digests of the passed bytes are compared when they
+            are passed again and when the leases on them end. Each time they are read once more. Empty: no check.
 
     Raises:
         ValueError: a value is outside its range, or contradicts another value.
@@ -174,6 +177,7 @@ class Config:
     gpu_fake: str = ""
     device_capacity: int | None = None
     device_keep_nbytes: int = 256 << 20
+    check: Literal["", "bytes"] = ""
 
     def __post_init__(self) -> None:
         for name, minimum in MINIMUM.items():

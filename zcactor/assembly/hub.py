@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.api.future import ObjectRef
 from zcactor.marshal import arrays
+from zcactor.process.context import current_host
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
+    from zcactor.config import Config
     from zcactor.execution.runners import Hosts
     from zcactor.marshal import Marshaller
     from zcactor.objects.adoption import Adoptions
     from zcactor.objects.promises import Promises
     from zcactor.objects.pushes import Pushes
     from zcactor.objects.resolver import Resolver
+    from zcactor.objectstore.checking import Checker
     from zcactor.objectstore.ref import Region
     from zcactor.objectstore.store import Block, Store
     from zcactor.peers.connections import Connections
@@ -29,7 +32,21 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.transport.os_process import OsProcess
 
-__all__ = ["ProcessHub"]
+__all__ = ["ProcessHub", "checker_of"]
+
+
+def checker_of(config: Config) -> Checker | None:
+    """The check mode of a process with these settings; None where it is off."""
+    if not config.check:
+        return None
+    from zcactor.objectstore.checking import Checker  # most processes do without
+
+    return Checker(_actor)
+
+
+def _actor() -> str:
+    host = current_host.get()
+    return "" if host is None else str(host.label)
 
 
 class ProcessHub:
@@ -41,6 +58,7 @@ class ProcessHub:
         counters: of the process.
         marshaller: knows which of its arrays lie in the store.
         hosts: the process's runners.
+        checker: its check mode; None without.
     """
 
     import_region: Callable[[Any, Region, bool, bool], tuple[Part, asyncio.Future[Part] | None]]
@@ -55,10 +73,14 @@ class ProcessHub:
     greeted: Callable[[Any], None]
     adoptions: Adoptions
 
-    def __init__(self, hello: Hello, store: Store, counters: Counters, marshaller: Marshaller, hosts: Hosts) -> None:
+    def __init__(
+        self, hello: Hello, store: Store, counters: Counters, marshaller: Marshaller, hosts: Hosts,
+        checker: Checker | None,
+    ) -> None:  # fmt: skip
         self.process = hello.process
         self.store = store
         self.counters = counters
+        self.checker = checker
         self.share, self.share_copied = marshaller.share, marshaller.share_copied
         self.dtype_codes, self.dtypes = arrays.known_codes, arrays.known_dtypes
         self.ref_type: type = ObjectRef

@@ -14,7 +14,7 @@ from zcactor.api.future import failure_of
 from zcactor.assembly import interfaces
 from zcactor.assembly.devices import device_opener
 from zcactor.assembly.endpoints import address_of
-from zcactor.assembly.hub import ProcessHub
+from zcactor.assembly.hub import ProcessHub, checker_of
 from zcactor.assembly.system import SystemActor, system_interface
 from zcactor.collectives.entrance import GroupEntrance
 from zcactor.errors import ConnectionLost
@@ -88,9 +88,9 @@ class Process:
         self.leaving = False
         """Whether the process, with its actors, ends soon. The actors may live on elsewhere: the node agent knows."""
         self.last_system_index = MEMBERSHIP_INDEX if role == "agent" else SYSTEM_INDEX
-        self.copies, self.counters = CopyCounter(), new_counters()
+        self.checker, self.copies, self.counters = checker_of(config), CopyCounter(), new_counters()
         self.marshaller = Marshaller(
-            store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads
+            store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads, checker=self.checker
         )
         self.broken_gpus = BrokenGpus(loop)
         store.open_devices = device_opener(config, loop, self.broken_gpus.note)
@@ -102,7 +102,7 @@ class Process:
         self.unseen = Unseen(loop, failure_of)
         self.hosts = Hosts(self)
         hello = Hello(PROTOCOL_VERSION, process, self.place.pid, self.place.host, sys.version.split()[0], role)
-        self.hub = ProcessHub(hello, store, self.counters, self.marshaller, self.hosts)
+        self.hub = ProcessHub(hello, store, self.counters, self.marshaller, self.hosts, self.checker)
         self.sessions = Sessions(process, head=process if role == "agent" else b"")
         self.places = Places(process, lambda: self.address)
         system = system_interface()

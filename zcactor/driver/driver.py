@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from types import TracebackType
 
+    from zcactor.objectstore.checking import Checker
+
 __all__ = ["HANG_AFTER", "HEARTBEAT", "adopt", "check_free", "init", "resources_of", "shutdown"]
 
 logger = logging.getLogger("zcactor")
@@ -79,7 +81,9 @@ class Init:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if _runtime is not None:
-            await shutdown()
+            checker = await _end()
+            if checker is not None and error is None:
+                checker.raise_found()
 
     def __enter__(self) -> Self:
         raise TypeError("zc.init() is asynchronous: use 'async with zc.init():' or 'await zc.init()'")
@@ -384,17 +388,29 @@ async def shutdown() -> None:
 
     Raises:
         NotInitialized: the runtime is not running in this process.
+        RuntimeError: arrays of this process were changed after they were passed, as the setting ``check`` has found at
+            the ends of leases. All has ended. The end of ``async with zc.init()`` raises the same, unless it ends by
+            another exception.
 
     Cancelling `shutdown` still ends everything, but kills actors instead of closing them.
     """
-    global _runtime
     if _runtime is None:
         raise NotInitialized("zc.shutdown: the runtime is not running in this process")
+    checker = await _end()
+    if checker is not None:
+        checker.raise_found()
+
+
+async def _end() -> Checker | None:
+    """End the runtime. Returns its check mode."""
+    global _runtime
+    assert _runtime is not None, "the caller has looked"
     runtime, _runtime = _runtime, None
-    if runtime.process.loop is not asyncio.get_running_loop():
+    if runtime.process.loop is asyncio.get_running_loop():
+        await runtime.aclose()
+    else:
         runtime.end_now()  # its own loop cannot be used from here
-        return
-    await runtime.aclose()
+    return runtime.process.checker
 
 
 def resources_of(config: Config, custom: Mapping[str, float], gpus: Sequence[str]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as MappingABC
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.later import np
@@ -11,7 +12,7 @@ from zcactor.marshal import spilling
 from zcactor.marshal.move import (
     retire,
 )
-from zcactor.marshal.packing import Packing
+from zcactor.marshal.packing import CheckedPacking, Packing
 from zcactor.marshal.sharing import reopen, share
 from zcactor.marshal.unpacking import Unpacking
 from zcactor.marshal.values import (
@@ -27,6 +28,7 @@ from zcactor.rpc.parts import Part
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from zcactor.objectstore.checking import Checker
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Store
     from zcactor.rpc.counters import Counters
@@ -52,16 +54,19 @@ class Marshaller:
         eager_limit: bytes; arrays of at least this size, and payloads above it, go by reference.
         seals: whether a connection of this process may be encrypted, so that payloads above the eager limit lie in the
             store as ciphertext.
+        checker: compares what is passed in check mode; None without.
     """
 
     def __init__(
-        self, store: Store, copies: CopyCounter, counters: Counters, eager_limit: int, *, seals: bool = False
-    ) -> None:
+        self, store: Store, copies: CopyCounter, counters: Counters, eager_limit: int, *, seals: bool = False,
+        checker: Checker | None = None,
+    ) -> None:  # fmt: skip
         self.store = store
         self.copies = copies
         self.counters = counters
         self.eager_limit = eager_limit
         self.seals = seals
+        self._packing = Packing if checker is None else partial(CheckedPacking, checker)
         self._idle: list[Unpacking] = []
 
     def share(self, array: Array, address: int, nbytes: int) -> Block | None:
@@ -128,7 +133,7 @@ class Marshaller:
             else:
                 if len(payload) <= limit:
                     return payload, (), 0
-        packing = Packing(self.store, self.copies, limit)
+        packing = self._packing(self.store, self.copies, limit)
         packing.direct = direct
         try:
             encodable = [packing.pack_argument(value) for value in args]
@@ -155,7 +160,7 @@ class Marshaller:
             else:
                 if len(payload) <= limit:
                     return payload, (), 0
-        packing = Packing(self.store, self.copies, limit)
+        packing = self._packing(self.store, self.copies, limit)
         try:
             return self._finish(packing, packing.pack(value), 0)
         except BaseException:

@@ -61,11 +61,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from zcactor.objectstore.checking import Checker
     from zcactor.objectstore.copies import CopyCounter
 
     Array = npt.NDArray[Any]
 
-__all__ = ["Packing"]
+__all__ = ["CheckedPacking", "Packing"]
 
 Ext = msgspec.msgpack.Ext
 _MAX_DEPTH = 64
@@ -341,6 +342,34 @@ class Packing:
                 continue
             if move.array is array or (holder is not None and root_of(move.array) is holder):
                 raise ValueError("zc.move: one call passes this array twice; what is moved can be passed once only")
+
+
+class CheckedPacking(Packing):
+    """The packing of one value in check mode.
+
+    Args:
+        checker: has the digests of the bytes that were passed before.
+        store, copies, eager_limit: as for `Packing`.
+    """
+
+    __slots__ = ("_checker",)
+
+    def __init__(self, checker: Checker, store: Store, copies: CopyCounter, eager_limit: int) -> None:
+        super().__init__(store, copies, eager_limit)
+        self._checker = checker
+
+    def reference(self, array: Array, holder: Any, kind: RegionKind = RegionKind.ARRAY) -> Any:
+        """See `Packing.reference`.
+
+        Raises:
+            RuntimeError: the bytes have changed since they were passed before.
+        """
+        packed = super().reference(array, holder, kind)
+        if any(holder is each for each, _, _ in self.closed) or kind == RegionKind.MOVED:
+            self._checker.forget(holder)  # it was open until now
+        if kind == RegionKind.ARRAY:
+            self._checker.note(holder, self.parts[-1].offset, self.parts[-1].nbytes, array)
+        return packed
 
 
 def _memory_order(array: Array) -> Array:

@@ -11,9 +11,10 @@ from zcactor.objectstore.store import Block
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from zcactor.objectstore.checking import Checker
     from zcactor.rpc.parts import Granting, Part
 
-__all__ = ["Grants"]
+__all__ = ["CheckedGrants", "Grants"]
 
 
 _ARRAY, _REF = int(RegionKind.ARRAY), int(RegionKind.REF)
@@ -79,3 +80,31 @@ class Grants:
             leased = region.pin or region.id
             if self._leases.get(leased) is not None:
                 self._leases.release(leased, 1)
+
+
+class CheckedGrants(Grants):
+    """The granting of leases in check mode.
+
+    Args:
+        checker: has the digests of the bytes that were passed.
+        session, process, export_bytes: as for `Grants`.
+    """
+
+    def __init__(
+        self, checker: Checker, session: Granting, process: bytes,
+        export_bytes: Callable[[int, int, int], tuple[int, int]] | None,
+    ) -> None:  # fmt: skip
+        super().__init__(session, process, export_bytes)
+        self._checker = checker
+
+    def export(self, parts: Sequence[Part]) -> Sequence[Region]:
+        """See `Grants.export`.
+
+        Raises:
+            RuntimeError: the bytes of a part have changed since it was packed. Nothing was leased.
+            Exception: the error of granting a part.
+        """
+        for part in parts:
+            if part.kind == _ARRAY:
+                self._checker.use(part.holder)
+        return super().export(parts)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
+    from zcactor.objectstore.checking import Checker
     from zcactor.objectstore.ref import Region
     from zcactor.objectstore.store import Block
     from zcactor.rpc.call import Call
@@ -42,6 +43,8 @@ class Hub(Protocol):
     """The store of this process, or None."""
     shelf: Shelf
     """The calls that the native parts keep for an outcome."""
+    checker: Checker | None
+    """Compares the bytes of arrays that are passed; None without check mode."""
     takers: dict[int, Any]
     """The takers of values for graphs and groups, by the word that names each in PUSH frames; see
     `zcactor.objects.expectations.Expectations`."""

@@ -25,7 +25,7 @@ from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc.codec import TEMPLATE, encode_hello_into
-from zcactor.rpc.grants import Grants
+from zcactor.rpc.grants import CheckedGrants, Grants
 from zcactor.rpc.intake import Intake
 from zcactor.rpc.leasing import LockedLeases, LockedLeasesOfCopies, Releasing
 from zcactor.rpc.messages import Hello, Kind, Status
@@ -79,6 +79,8 @@ class Session(Releasing):
         self.thread = threading.get_ident()
         self.process = hub.process
         self.peer_process = connection.peer.process
+        checker = hub.checker
+        self._new_leases = LeaseTable if checker is None else checker.leases
         self.opener = opener
         """Process id of the end that opened the connection."""
         self.twin = twin
@@ -88,7 +90,7 @@ class Session(Releasing):
         if twin is not None:
             twin.twin = self
         self.lock: threading.Lock = threading.Lock() if twin is None else twin.lock
-        self.leases: LeaseTable = LeaseTable() if twin is None else twin.leases
+        self.leases: LeaseTable = self._new_leases() if twin is None else twin.leases
         """The peer's leases on our objects, and our pins of others' objects for it. Twins share the table and the lock:
         an object leased by one session may be released by the other."""
         self.pending: dict[int, Call] = {}
@@ -110,7 +112,9 @@ class Session(Releasing):
         self.wire: Any = None
         """The native part, which writes and reads plain frames; None where Python handles all frames."""
         self._backlog: deque[tuple[Any, ...]] = deque()
-        self._grants = Grants(self, hub.process, connection.export)
+        self._grants = (Grants if checker is None else partial(CheckedGrants, checker))(
+            self, hub.process, connection.export
+        )
         self._outgoing = Outgoing(self, self._backlog, self._grants, self._schedule_flush)
         # Bound here: a method in between would cost a call for each message.
         self._send = self._outgoing.send
@@ -131,6 +135,7 @@ class Session(Releasing):
 
     def _make_wire(self, out: Any) -> Any:
         hub, connection = self.hub, self.connection
+        writes_references = connection.export is None and hub.checker is None
         given = {
             "leases": (LockedLeases if connection.maps else LockedLeasesOfCopies)(self.leases, self.lock),
             "pending": self.pending,
@@ -154,13 +159,9 @@ class Session(Releasing):
             "schedule_flush": self._schedule_flush,
             "call_soon": self.loop.call_soon,
             "ref_type": hub.ref_type,
-            # Python has to write references that carry an rkey.
-            "share": _share_nothing
-            if connection.export is not None
-            else hub.share
-            if connection.maps
-            else hub.share_copied,
-            "block_type": Block if connection.export is None else None,
+            # Python has to write references that carry an rkey, or whose bytes are checked.
+            "share": _share_nothing if not writes_references else hub.share if connection.maps else hub.share_copied,
+            "block_type": Block if writes_references else None,
             "store": hub.store,
             "codes": hub.dtype_codes,
             "dtypes": hub.dtypes,
@@ -468,7 +469,7 @@ class Session(Releasing):
             twin.twin = None
         if leases:
             self.end_leases()
-        self.leases = LeaseTable()
+        self.leases = self._new_leases()
         self.closed = self.closed or ConnectionLost(cause, maybe_executed=True)
         self.connection.abort()  # at once: frames that have come may release leases that have ended
 

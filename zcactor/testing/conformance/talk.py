@@ -22,6 +22,7 @@ from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, known_codes, known_dtypes
 from zcactor.marshal.marshaller import Marshaller
 from zcactor.marshal.sharing import share
+from zcactor.objectstore.checking import Checker
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
@@ -127,6 +128,7 @@ class RecordingHub:
         self.forwards: list[tuple[int, int, int, bytes]] = []
         self.coming: list[tuple[int, int]] = []
         self.takers: dict[int, Any] = {}
+        self.checker: Checker | None = None
         self.shelf = Shelf()
         self.ref_type: type = Ref
         self.pushed: list[tuple[int, int, int, Any, Sequence[Part]]] = []
