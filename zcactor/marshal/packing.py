@@ -240,10 +240,11 @@ class Packing:
             if high - low == array.nbytes:
                 self.copies.remember(low, array.nbytes, block)
         self._placed[id(array), False] = (array, copied)
-        outside = reason == OUTSIDE and type(array) is not np.memmap and array.flags.writeable
+        outside = reason == OUTSIDE and type(array) is not np.memmap
         if outside and (root_of(array) is not None or closable(array)):
+            if array.flags.writeable:
+                self.closed.append((None, None, [array]))
             hot.keep(array)
-            self.closed.append((None, None, [array]))
         return block, copied
 
     def allocate(self, count: int, dtype: Any) -> Array:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Final, Protocol
-from weakref import ref
 
 from zcactor.transport.mapping import all_windows
 
 if TYPE_CHECKING:
+    from weakref import ref
+
     from zcactor.objectstore.lease import Lease
 
 __all__ = ["living_leases", "stores"]

@@ -14,6 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from zcactor.objectstore.store import footprint
+
 if TYPE_CHECKING:
     from zcactor.objectstore.heap import Hold
     from zcactor.objectstore.store import Block, Store
@@ -74,7 +76,7 @@ class Placements:
                 self._seen.move_to_end(key)
                 while idle and hold is None:
                     hold = idle.pop()
-                    self._idle_nbytes -= nbytes
+                    self._idle_nbytes -= footprint(nbytes)
                     if self._store.heap.is_private(hold.offset):  # a forked child has the array that was there
                         hold = None
         if idle is None:
@@ -134,17 +136,17 @@ class Placements:
         while self._back:
             key, hold = self._back.popleft()
             idle = self._seen.get(key)
-            if idle is not None and key[1] <= self._limit:
+            if idle is not None and footprint(key[1]) <= self._limit:
                 idle.append(hold)
-                self._idle_nbytes += key[1]
+                self._idle_nbytes += footprint(key[1])
             del hold
             while self._idle_nbytes > self._limit:
                 oldest = next(key for key, idle in self._seen.items() if idle)
                 self._seen[oldest].pop()
-                self._idle_nbytes -= oldest[1]
+                self._idle_nbytes -= footprint(oldest[1])
 
     def _forget(self, key: _Key) -> None:
-        self._idle_nbytes -= key[1] * len(self._seen.pop(key))
+        self._idle_nbytes -= footprint(key[1]) * len(self._seen.pop(key))
 
     def give_up(self) -> bool:
         """Give up every idle destination, because the store is full. Any thread may call this. Returns whether there

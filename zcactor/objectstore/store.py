@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from zcactor.objectstore.heap import Hold
 
-__all__ = ["Block", "Store", "StoreStats"]
+__all__ = ["Block", "Store", "StoreStats", "footprint"]
 
 _CACHE_LINE: Final = 64
 """Alignment of small objects in bytes, which also suits AVX-512 loads."""
@@ -48,6 +48,15 @@ _MOST_DIGESTS: Final = 4096
 """Digests of one block, at most."""
 _MIN_KNOWN: Final = 256
 """Number of entries of `Store._known` from which on entries are removed whose memory has been freed."""
+
+
+def _alignment(nbytes: int) -> int:
+    return _PAGE if nbytes >= _OWN_PAGES_NBYTES else _CACHE_LINE
+
+
+def footprint(nbytes: int) -> int:
+    """Bytes of the store that a block of `nbytes` takes."""
+    return -(-(nbytes or 1) // (alignment := _alignment(nbytes))) * alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +289,7 @@ class Store:
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         if alignment is None:
-            alignment = _PAGE if nbytes >= _OWN_PAGES_NBYTES else _CACHE_LINE
+            alignment = _alignment(nbytes)
         if self._closed:
             raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
         try:
