@@ -28,8 +28,13 @@ from zcactor.testing.conformance.talk import DEPTH, STORE_NBYTES, WATCHDOG, Held
 from zcactor.transport.base import PeerInfo
 from zcactor.transport.local.connection import LocalConnection
 from zcactor.transport.loopback.endpoint import loopback_pair
+from zcactor.transport.mapping import Mapped
 from zcactor.transport.verbs.peer import connection
 from zcactor.transport.verbs.peer.sending import SlotSender
+
+
+def _of_this_process(arena: Any, offset: int, nbytes: int) -> Mapped:
+    return Mapped(arena.address + offset, nbytes, arena, arena)
 
 
 def native_socket(stores: Any, *, native: bool = True) -> tuple[Any, Any]:
@@ -39,7 +44,7 @@ def native_socket(stores: Any, *, native: bool = True) -> tuple[Any, Any]:
     for sock, peer in zip(sockets, reversed(stores), strict=True):
         sock.setblocking(False)
         arena = peer.arena
-        mapping: Any = SimpleNamespace(address=arena.address, nbytes=arena.nbytes)
+        mapping: Any = SimpleNamespace(map=partial(_of_this_process, arena))
         info = PeerInfo(peer.process, os.getpid(), os.getuid(), arena.nbytes)
         end = LocalConnection(
             sock, info, recv_depth=DEPTH, eager_limit=16384, mapping=mapping, map_writable=no_arena,
