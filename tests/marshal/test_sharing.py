@@ -44,7 +44,6 @@ def test_a_view_that_is_the_only_object_over_its_owner_closes_it(store: Store) -
         lambda: np.arange(10_000.0).reshape(100, -1),
         lambda: np.ones((100, 200)).T,
         lambda: store.empty(20_000, "f8")[5:],
-        lambda: np.ones((200, 200)).view(np.matrix)[1:],
     ]
     for make in makers:
         array = make()

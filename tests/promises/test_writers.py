@@ -226,6 +226,10 @@ async def test_what_was_moved_is_reached_from_one_side_only(transport: str, make
             await keeper.own(moved)
         except ValueError:
             return  # refused
+        if how == "series":  # it holds the array itself, which is unusable then
+            with pytest.raises(ValueError, match="zc.move"):
+                look.sum()
+            return
         seen = digest(look)  # outside the assertion, whose report would read memory that is gone by then
         assert seen == before
         there = await keeper.digest()

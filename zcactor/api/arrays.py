@@ -244,6 +244,9 @@ def _frozen(process: Any, array: Array, *, alone: bool) -> Array:
     if not array.flags.writeable and hot.claimed(array):
         raise ValueError(f"zc.freeze: {CLAIMED}")
     store, reason = process.store, reason_to_copy(process.store, array)
+    if type(array) is not np.ndarray and array.base is not None:  # its attributes, and a mask, travel as in a message
+        frozen: Array = process.marshaller.unpack(*process.marshaller.pack(array))
+        return frozen
     if (alone or not is_open(store, array)) and (holder := share(store, array)) is not None:
         if type(holder) is Block and holder.of_numpy:
             store.take_over(holder.offset)  # its flags cannot be set back then

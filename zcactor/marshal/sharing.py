@@ -69,9 +69,12 @@ def closable(array: Array) -> bool:
     """Whether closing `array` closes its memory: it owns the memory, or no other object holds the owner, or it is
     read-only with all that it is a view of, and not just lent.
 
-    Views and buffers of `array` itself that were made before are not found: they cannot be distinguished from names.
+    Views of an ndarray hold the owner, and those of a subclass hold the array that they were taken of, which names do,
+    too: a view of a subclass is never closed. Buffers of `array` itself are not found either.
     """
     root = root_of(array)
+    if type(array) is not np.ndarray and array.base is not None:
+        return False
     if isinstance(root, Block | Lease):
         if root.array is not None and root.array() is array:
             return True
