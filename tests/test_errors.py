@@ -26,7 +26,9 @@ from zcactor.errors import (
     make_remote_error,
 )
 
-CLASSES = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
+CLASSES = [
+    cls for name in errors.__all__ if isinstance(cls := getattr(errors, name), type) and not issubclass(cls, Warning)
+]
 FIELDS: dict[str, Any] = {
     "type_name": "module.Name",
     "message": "text",

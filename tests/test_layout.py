@@ -1,4 +1,4 @@
-"""The layout that readers rely on: mirrored tests, ``__all__``, documented public names, modules of fair size."""
+"""The layout that readers rely on: ``__all__``, and documented public names."""
 
 from __future__ import annotations
 
@@ -11,24 +11,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "zcactor"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_fbs" not in path.parts)
 NAMES = [str(path.relative_to(PACKAGE)) for path in MODULES]
-
-LINES = 500
-"""Lines of a module: a longer module holds more than one noun and has to be split."""
-
-TESTED_ELSEWHERE = {
-    "control/head_agent.py": "protocols without code; tests/control/test_membership.py has what satisfies them",
-    "execution/home.py": "a protocol without code; tests/execution/test_actor_runner.py has what satisfies it",
-    "mypy_plugin.py": "tests/test_typing.py runs mypy with it",
-    "rpc/hub.py": "a protocol without code; tests/assembly/test_process.py has what satisfies it",
-    "transport/base.py": "protocols without code; zcactor.testing.conformance joins every implementation to them",
-    "testing/conformance/device.py": "every driver of GPUs is tested by it",
-    "testing/device_peer.py": "the second process of that suite",
-    **{
-        f"testing/conformance/{name}.py": "every connection and every path of a session is tested by it"
-        for name in ("connection", "ends", "frames", "session", "talk", "violations")
-    },
-}
-"""Modules without a test file of their own, with the reason."""
 
 
 @functools.cache
@@ -72,23 +54,6 @@ def contracts() -> set[str]:
     return found
 
 
-def test_each_module_has_its_tests() -> None:
-    wrong: list[str] = []
-    for name in NAMES:
-        if Path(name).name in {"__init__.py", "__main__.py"}:
-            continue
-        path = ROOT / "tests" / Path(name).parent / f"test_{Path(name).name}"
-        if name in TESTED_ELSEWHERE and path.exists():
-            wrong.append(f"{name} has {path.relative_to(ROOT)}: take it out of TESTED_ELSEWHERE")
-        elif name not in TESTED_ELSEWHERE and not path.is_file():
-            wrong.append(f"{name} has no {path.relative_to(ROOT)}")
-    assert not wrong
-
-
-def test_exceptions_name_modules_that_exist() -> None:
-    assert set(TESTED_ELSEWHERE) <= set(NAMES)
-
-
 def test_each_public_module_says_what_it_exports() -> None:
     silent: list[str] = []
     for name in NAMES:
@@ -101,12 +66,6 @@ def test_each_public_module_says_what_it_exports() -> None:
         if is_public(Path(name).stem) and "__all__" not in targets:
             silent.append(name)
     assert not silent, f"no __all__: {', '.join(silent)}"
-
-
-def test_no_module_is_too_long() -> None:
-    counts = {name: len((PACKAGE / name).read_text().splitlines()) for name in NAMES}
-    long = {name: count for name, count in counts.items() if count > LINES}
-    assert not long, f"{LINES} lines are the limit: split these by noun"
 
 
 def test_public_names_are_documented() -> None:

@@ -56,7 +56,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "MailboxFull NameTaken NoSuchActor InsufficientResources RemoteError DeadlineExceeded ObjectLost OutOfMemory "
     "ConnectionLost "
     "ProtocolError VersionMismatch AuthenticationError DeviceUnavailable DeviceError NotInitialized "
-    "AlreadyInitialized",
+    "AlreadyInitialized CopyWarning",
     "Version": "__version__",
 }
 """The public names by headings of the page of names, in its order."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,7 @@ class Peer:
     """The part of a session that leases need."""
 
     leases: LeaseTable = field(default_factory=LeaseTable)
+    connection: Any = field(default_factory=lambda: SimpleNamespace(maps=True))
 
 
 @pytest.mark.parametrize("transports", ["tcp", "verbs,tcp"])

@@ -28,6 +28,7 @@ from zcactor.errors import ConnectionLost
 from zcactor.ids import ActorId
 from zcactor.interface import Interface
 from zcactor.marshal.arrays import root_of
+from zcactor.marshal.sharing import PIECE
 from zcactor.objectstore.store import Block, Store
 from zcactor.process import context
 from zcactor.transport.loopback.connection import NO_FAULTS, LoopbackFaults
@@ -420,7 +421,8 @@ async def test_arrays_are_pulled_where_nothing_is_mapped(turns: int) -> None:
         kept = owner.hosts.by_index[max(owner.hosts.by_index)].instance.kept
         assert owner.store.block_of(kept) is not None, "a copy of its own, in its own arena"
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
-        assert sum(c.nbytes for c in (*caller.copies.snapshot().values(), *owner.copies.snapshot().values())) == 0
+        assert not owner.copies.snapshot()
+        assert {reason: each.nbytes for reason, each in caller.copies.snapshot().items()} == {PIECE: view.nbytes}
 
 
 @pytest.mark.slow

@@ -179,7 +179,9 @@ def test_a_repeated_request_gets_the_first_answer() -> None:
         handle = answers[0][0]
         process_id, index = handle._remote.location
         session = await process.connections.connect(process_id)
-        await process.requests.ask(session, "create", index, made.actor, made.object_id, 0, {"namespace": "n"}, recipe)
+        await process.requests.ask(
+            session, "create", index, made.actor, made.object_id, 0, {"namespace": "n"}, wire, recipe
+        )
         for _ in range(2):
             assert await ask("constructed", made.actor, None) is None
             assert await handle.keep("abc") == 3
