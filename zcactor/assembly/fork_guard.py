@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zcactor.errors import ForkedProcess
 from zcactor.objectstore.forks import living_leases
-from zcactor.objectstore.heap import child
+from zcactor.objectstore.heap import child, reap
 from zcactor.process import context
 from zcactor.rpc.protocol import CallState
 
@@ -46,11 +46,10 @@ def watch_forks() -> None:
 def _keep_leases() -> None:
     """Keep all leases until the child has ended, so that no owner uses memory again that the child reads."""
     process: Any = context.current_or_none()
-    leases = living_leases()
-    fd = child() if process is not None and leases else None
+    fd = child() if process is not None else None
     if fd is None:
         return
-    _kept[fd] = leases
+    _kept[fd] = living_leases()
     with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection to give a lease back by
         process.loop.call_soon_threadsafe(_watch, process.loop, fd)
 
@@ -63,6 +62,7 @@ def _ended(loop: asyncio.AbstractEventLoop, fd: int) -> None:
     loop.remove_reader(fd)
     os.close(fd)
     del _kept[fd]
+    reap()
 
 
 def _let_go() -> None:

@@ -12,9 +12,9 @@ Python half.
 
 from __future__ import annotations
 
-from zcactor.objectstore.heap._heap import Heap, Hold, allocate_elsewhere, child, use_handler
+from zcactor.objectstore.heap._heap import Heap, Hold, allocate_elsewhere, child, reap, use_handler
 
-__all__ = ["ANONYMOUS", "Heap", "Hold", "allocate_elsewhere", "child", "use_handler"]
+__all__ = ["ANONYMOUS", "Heap", "Hold", "allocate_elsewhere", "child", "reap", "use_handler"]
 
 ANONYMOUS = -2
 """Stands in place of a descriptor for memory without a file."""

@@ -318,6 +318,12 @@ int dup_of_child(void) {
     pthread_mutex_unlock(&children_lock);
     return fd;
 }
+/* Close the descriptors of children that have ended, before the next fork or allocation does. */
+void reap_children(void) {
+    pthread_mutex_lock(&children_lock);
+    look_after_children();
+    pthread_mutex_unlock(&children_lock);
+}
 void add_heap(heap_t *h) {
     pthread_mutex_lock(&heaps_lock);
     h->next = heaps;

@@ -174,6 +174,7 @@ int watch_forks(void);
 void add_heap(heap_t *h);
 void remove_heap(heap_t *h);
 int dup_of_child(void);
+void reap_children(void);
 
 /* mapping.c; without the lock */
 heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent);

@@ -47,6 +47,10 @@ static int clear(PyObject *module) {
 }
 static void finish(void *module) { clear(module); }
 
+static PyObject *reap(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    reap_children();
+    Py_RETURN_NONE;
+}
 /* child(): a descriptor that ends when the child of the last fork has ended, and the children of that; None: the child
  * sees no heap of this process. The caller closes it. */
 static PyObject *child(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
@@ -56,6 +60,7 @@ static PyObject *child(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)
 }
 
 static PyMethodDef functions[] = {
+    {"reap", reap, METH_NOARGS, "reap(): close the descriptors of forked children that have ended"},
     {"child", child, METH_NOARGS, "child() -> descriptor that ends with the child of the last fork, or None"},
     {"use_handler", use_handler, METH_O, "use_handler(handler) -> the handler that was set"},
     {"allocate_elsewhere", allocate_elsewhere, METH_NOARGS,
