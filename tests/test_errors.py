@@ -26,9 +26,8 @@ from zcactor.errors import (
     make_remote_error,
 )
 
-CLASSES = [
-    cls for name in errors.__all__ if isinstance(cls := getattr(errors, name), type) and not issubclass(cls, Warning)
-]
+NAMES = [name for name in errors.__all__ if name != "CopyWarning"]  # a warning, outside of the tree
+CLASSES = [getattr(errors, name) for name in NAMES if isinstance(getattr(errors, name), type)]
 FIELDS: dict[str, Any] = {
     "type_name": "module.Name",
     "message": "text",
