@@ -139,7 +139,7 @@ class Scene:
         )
 
     async def share(self) -> None:
-        """Share an array with another holder; both see the same from then on."""
+        """Share an array with another holder; both see the same from then on, or the other sees a snapshot."""
         chosen = self.any_slot(LEAST_NBYTES)
         if chosen is None:
             return
@@ -154,6 +154,12 @@ class Scene:
         else:
             self.drawn.add(f"give to {other}")
             await self.at(other, "fetch", name, self.actors[holder], new)
+        if await self.at(holder, "write", name, 0):  # a piece of an open array: the other has a copy of its own
+            assert not slot.passed
+            self.model.holders[other][new] = Slot(
+                Root(slot.root.subclass, shared=True), slot.elements.copy(), passed=True
+            )
+            return
         slot.root.shared = slot.passed = True
         self.model.holders[other][new] = Slot(slot.root, slot.elements, passed=True)
 
