@@ -59,6 +59,7 @@ from zcactor.api.handle import ActorHandle
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.ids import new_actor
 from zcactor.interface import Interface
+from zcactor.marshal.sharing import share
 from zcactor.observe.stats import stats_of
 from zcactor.rpc.codec import frame_size
 from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
@@ -203,6 +204,7 @@ class End:
         process = self.member.process
         array = process.store.empty(self._largest // 8)
         array[:] = 1
+        share(process.store, array)  # its parts go by reference then
         process.hosts.add(index := process.hosts.take_index(), Kinds, "Kinds").adopt(Kinds(array))
         memory = os.memfd_create("floor")
         os.posix_fallocate(memory, 0, self._largest)
