@@ -11,6 +11,7 @@ import pytest
 
 from zcactor.marshal.move import restore, retire
 from zcactor.marshal.sharing import reopen, share, share_at
+from zcactor.native import hot
 from zcactor.objectstore.heap import use_handler
 from zcactor.objectstore.store import Block, Store
 
@@ -117,6 +118,19 @@ def test_what_was_closed_for_a_message_that_is_not_sent_is_opened_again(store: S
         reopen(closed)
         array[...] = 1
         assert not block.sealed and array[1:].flags.writeable
+
+
+@pytest.mark.parametrize("why", ["lent", "read-only"])
+def test_what_could_not_be_written_to_before_is_not_opened(store: Store, why: str) -> None:
+    for array in (np.ones(10_000), store.empty(10_000)):
+        if why == "lent":
+            assert hot.lend(array)
+        else:
+            array.flags.writeable = False
+        closed: list[Any] = []
+        assert share(store, array, closed) is not None
+        reopen(closed)
+        assert not array.flags.writeable
 
 
 @pytest.mark.parametrize("relied", ["by another message", "by a peer"])

@@ -124,7 +124,9 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
             return None
         if closed is not None:
             holder.closer = token = object()
-            closed.append((holder, token, list(_chain(array))))
+            whole = None if holder.array is None else holder.array()
+            writable = [each for each in (*_chain(array), whole) if each is not None and each.flags.writeable]
+            closed.append((holder, token, writable))
         if type(holder) is Block:
             store.seal(holder)
             store.keep(holder, innermost(array))
@@ -188,8 +190,8 @@ def seal_copy(block: Block, copied: Array) -> None:
 
 
 def reopen(closed: list[Any]) -> None:
-    """Undo the closing of arrays for a message that was never sent: they can be written to again. Memory stays
-    closed that another message relies on meanwhile, or that a peer knows."""
+    """Undo the closing of arrays for a message that was never sent: those can be written to again that could be before,
+    and were not lent. Memory stays closed that another message relies on meanwhile, or that a peer knows."""
     for holder, token, arrays in closed:
         if holder is None:  # a copy was made
             for each in arrays:
@@ -202,8 +204,6 @@ def reopen(closed: list[Any]) -> None:
             holder.sealed = False
         else:
             holder.writable = True
-        whole = None if holder.array is None else holder.array()
-        for each in (*arrays, whole):
-            if each is not None:
-                hot.open(each)
+        for each in arrays:
+            hot.open(each)
     closed.clear()
