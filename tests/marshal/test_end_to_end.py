@@ -91,7 +91,7 @@ async def test_sharing() -> None:
         array = zc.ones(COUNT)
         await one.keep(array)
         await one.drop()
-        await until(settled(COUNT * 8, 0), one)
+        await until(settled(used, 0), one)
         del array
         assert zc.stats().store_used == 0
 

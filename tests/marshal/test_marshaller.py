@@ -319,15 +319,15 @@ def subclasses(store: Store) -> Iterator[np.ndarray[Any, Any]]:
     yield signal
 
 
-def test_subclass_of_ndarray_comes_back_by_reference(wire: Wire) -> None:
+def test_subclass_of_ndarray_arrives_as_itself(wire: Wire) -> None:
+    """A view of the subclass is copied and stays open; a plain array whose dtype has the records' type is shared."""
     for array in subclasses(wire.left.store):
         array.view(np.ndarray).view("u1").fill(1) if array.flags.c_contiguous else array.fill(1)
         got = wire.send([array])[0]
         assert_same(got, array)
-        assert address(got) == address(array)
         assert getattr(got, "rate", None) == getattr(array, "rate", None)
         assert not got.flags.writeable
-    assert wire.left.bytes_copied == 0
+        assert (address(got) == address(array)) is (type(array) is np.ndarray) is not array.flags.writeable
 
 
 def test_memmap(wire: Wire, tmp_path: pathlib.Path) -> None:

@@ -300,15 +300,14 @@ def test_view_of_a_subclass_is_a_snapshot(wire: Wire, make: Any, write: Any, ins
     assert got.tolist() == before
 
 
-def test_small_subclass_stays_writable(wire: Wire) -> None:
-    """Values within the payload need no protection of their own, and neither does a mask there."""
+def test_subclass_that_is_copied_stays_writable(wire: Wire) -> None:
+    """Values within the payload need no protection of their own, and neither does what is a view of other memory."""
     small = np.zeros(8).view(Sub)
     masked: Any = np.ma.masked_array(np.zeros(100), mask=[True] * 100)
     wire.send([small, masked])
     small[0] = 1
     masked.mask[0] = False
-    with pytest.raises(ValueError, match="read-only"):
-        masked[0] = 1
+    masked[0] = 1
 
 
 def test_memory_mapped_file_is_copied_each_time(wire: Wire, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ async def test_what_was_moved_is_reached_from_one_side_only(transport: str, make
         except ValueError:
             return  # refused
         if how == "series":  # it holds the array itself, which is unusable then
-            with pytest.raises(ValueError, match="zc.move"):
+            with pytest.raises((ValueError, TypeError), match="zc.move"):
                 look.sum()
             return
         seen = digest(look)  # outside the assertion, whose report would read memory that is gone by then

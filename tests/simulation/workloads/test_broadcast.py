@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ def test_all_readers_see_the_array() -> None:
 def test_a_byte_that_changes_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     pull = SimConnection.pull
 
-    async def spoiled(self: SimConnection, region: RemoteRegion, address: int, keep: object) -> None:
-        await pull(self, region, address, keep)
+    async def spoiled(self: SimConnection, region: RemoteRegion, address: int, keep: object, *rest: Any) -> None:
+        await pull(self, region, address, keep, *rest)
         ctypes.memset(address + region.nbytes // 2, 255, 1)
 
     monkeypatch.setattr(SimConnection, "pull", spoiled)
