@@ -168,16 +168,22 @@ def test_no_count_is_lost_between_threads() -> None:
     assert counter.snapshot() == {"shared": CopyCount(2000, 64000)}
 
 
-def test_a_copy_is_known_while_it_lives() -> None:
+def test_a_copy_is_known_while_it_and_its_source_live() -> None:
     counter = CopyCounter()
-    first, second = Kept(), Kept()
+    first, second, source, other = Kept(), Kept(), np.ones(1), np.ones(1)
     assert counter.known(4096, 8) is None
-    counter.remember(4096, 8, first)
+    counter.remember(4096, 8, first, source)
     assert counter.known(4096, 8) is first
     assert counter.known(4096, 9) is None and counter.known(4097, 8) is None
-    counter.remember(4096, 8, second)  # of later bytes at that address
-    del first
+    counter.remember(4096, 8, second, other)  # of later bytes at that address
+    del first, source
     gc.collect()
+    assert counter.known(4096, 8) is second
+    del other
+    gc.collect()
+    assert counter.known(4096, 8) is None
+    source = np.ones(1)
+    counter.remember(4096, 8, second, source)
     assert counter.known(4096, 8) is second
     del second
     gc.collect()

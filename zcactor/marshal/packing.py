@@ -14,6 +14,7 @@ from zcactor.marshal.arrays import (
     array_address,
     byte_bounds,
     dtype_code,
+    innermost,
     is_shareable,
     packed_strides,
     root_of,
@@ -238,7 +239,7 @@ class Packing:
                 self.copies.warn_of_large(array.nbytes)
             block, copied = snapshot(self.store, self.copies, np.asarray(array), reason)
             if high - low == array.nbytes:
-                self.copies.remember(low, array.nbytes, block)
+                self.copies.remember(low, array.nbytes, block, innermost(array))
         self._placed[id(array), False] = (array, copied)
         outside = reason == OUTSIDE and type(array) is not np.memmap
         if outside and (root_of(array) is not None or closable(array)):

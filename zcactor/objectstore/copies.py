@@ -56,7 +56,7 @@ class CopyCounter:
         self._lock = threading.Lock()
         self._counts: dict[str, list[int]] = {}  # by reason: copies, bytes
         self._on_loop: dict[str, list[int]] = {}
-        self._known: dict[tuple[int, int], ref[Any]] = {}
+        self._known: dict[tuple[int, int], tuple[ref[Any], ref[Any]]] = {}  # the copy and its source, by memory
         self._large: dict[tuple[str, int], int] = {}  # by place
 
     def snapshot(self) -> Mapping[str, CopyCount]:
@@ -135,25 +135,27 @@ class CopyCounter:
         """
         self.copy_into(destination, np.frombuffer(buffer, np.uint8), reason)
 
-    def remember(self, address: int, nbytes: int, block: Any) -> None:
-        """Note that `block` holds a copy of so many bytes at `address`; see `known`. The block is not kept alive.
+    def remember(self, address: int, nbytes: int, block: Any, source: Any) -> None:
+        """Note that `block` holds a copy of so many bytes at `address`; see `known`. Neither object is kept alive.
 
         Args:
             address, nbytes: the bytes that were copied.
             block: the object that holds the copy; its type must support weak references.
+            source: the object that holds the copied memory. With its end the copy is forgotten: whether the allocator
+                gives the same memory to the next array is nothing that a program should notice.
         """
         known, key = self._known, (address, nbytes)
 
         def forget(gone: ref[Any]) -> None:
-            if known.get(key) is gone:
+            if gone in known.get(key, ()):
                 del known[key]
 
-        known[key] = ref(block, forget)
+        known[key] = ref(block, forget), ref(source, forget)
 
     def known(self, address: int, nbytes: int) -> Any:
         """The living object that got a copy of these bytes, or None. They may be others since: the caller compares."""
         found = self._known.get((address, nbytes))
-        return None if found is None else found()
+        return None if found is None else found[0]()
 
     def warn_of_large(self, nbytes: int) -> None:
         """Issue a `CopyWarning` before the `OFTEN`-th copy of at least `LARGE_NBYTES` that one line of the program has
