@@ -70,6 +70,13 @@ class Uneven:
         return np.array(total)
 
 
+def _add(reducer: Any, adds: Sequence[tuple[str, Any]]) -> None:
+    for name, grad in adds:
+        if isinstance(grad, Exception):
+            raise grad
+        reducer.add(name, grad)
+
+
 @zc.actor
 class Trainer:
     """A member that reduces gradients."""
@@ -85,10 +92,7 @@ class Trainer:
         """One step. Returns the results, or the error."""
         try:
             async with group.reducer(op="sum", hook=hook or self.hook) as reducer:
-                for name, grad in adds:
-                    if isinstance(grad, Exception):
-                        raise grad
-                    reducer.add(name, grad)
+                _add(reducer, adds)
         except Exception as error:
             return type(error).__name__, str(error)
         return {name: np.array(each) for name, each in reducer.result().items()}
@@ -97,10 +101,7 @@ class Trainer:
         """The same in a plain method."""
         try:
             with group.reducer(op="sum", hook=self.hook) as reducer:
-                for name, grad in adds:
-                    if isinstance(grad, Exception):
-                        raise grad
-                    reducer.add(name, grad)
+                _add(reducer, adds)
         except Exception as error:
             return type(error).__name__, str(error)
         return {name: np.array(each) for name, each in reducer.result().items()}
