@@ -69,6 +69,7 @@ class Direct(StagedReduction):
             self.source = source_of(self.process, self.array)
         if self._share and self._giver == rank:
             self.result = self.own_block(self.array.nbytes)
+            self.result.written = True
         source = self.source
         return own._replace(owner=source.owner or self.process.process, offset=source.offset, layout=source.layout)
 

@@ -12,18 +12,18 @@ from zcactor.api.future import ObjectRef, put
 from zcactor.collectives.folding import array_at
 from zcactor.collectives.kinds import Array, described
 from zcactor.collectives.lending import lent_or_copied, snapshot
-from zcactor.collectives.operations import Collective, Publication, Ranked
+from zcactor.collectives.operations import Collective, Publication, Ranked, sealed
 from zcactor.collectives.sources import Piece, lendable
 from zcactor.collectives.staged import Staged
 from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import innermost
 from zcactor.native import hot
-from zcactor.objectstore.store import Block
 from zcactor.process.tasks import all_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from zcactor.objectstore.store import Block
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
     from zcactor.transport.mapping import Mapped
@@ -164,6 +164,7 @@ class Concatenate(_Rows):
         self.shape = shape
         if self.seq % member.size == member.rank:
             block = self.process.store.allocate(self._nbytes)
+            block.written = True
             member.offer(self.seq, block)
             self.offered(member.rank, block)
         elif self.result is not None:
@@ -198,9 +199,7 @@ class Concatenate(_Rows):
 
     def finish(self) -> None:
         """Seal the result, because all members have written their rows."""
-        if type(self.result) is Block:
-            self.process.store.seal(self.result)
-        self.complete(np.asarray(self.result).view(self.array.dtype).reshape(self.shape))
+        self.complete(sealed(self.result, self.array.dtype, self.shape))
 
 
 class ConcatenateOverHosts(_Rows, Staged):
@@ -251,6 +250,7 @@ class ConcatenateOverHosts(_Rows, Staged):
         giver = near[self.seq % len(near)]
         if giver == rank:
             self.result = self.own_block(self._shape[0] * row)
+            self.result.written = True
             for other in self._near:
                 self.lend(other, self.result)
         else:
@@ -279,9 +279,7 @@ class ConcatenateOverHosts(_Rows, Staged):
 
     def finish(self) -> None:
         """Seal the result, because all members of our host have written their rows."""
-        if type(self.result) is Block:
-            self.process.store.seal(self.result)
-        self.complete(np.asarray(self.result).view(self.array.dtype).reshape(self._shape))
+        self.complete(sealed(self.result, self.array.dtype, self._shape))
 
 
 def _of_frames(publications: Sequence[Publication], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -10,20 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from zcactor.errors import ConnectionLost, GroupMismatch, ProtocolError
+from zcactor.later import np
 from zcactor.native import hot
+from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from zcactor.collectives.kinds import Array
     from zcactor.collectives.rails import Rails
-    from zcactor.objectstore.store import Block
     from zcactor.peers.seating import Seat
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
     from zcactor.transport.mapping import Mapped
 
-__all__ = ["SPOILED", "Barrier", "Collective", "Ending", "Publication", "Ranked", "Refusal"]
+__all__ = ["SPOILED", "Barrier", "Collective", "Ending", "Publication", "Ranked", "Refusal", "sealed"]
 
 SPOILED: Final = ""
 """In place of a call: the publication that came was refused."""
@@ -90,6 +91,20 @@ class Publication(NamedTuple):
     process it comes as a lease."""
     failure: BaseException | None = None
     """The error for which the rank cannot take part."""
+
+
+def sealed(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """The result of an operation as an array, in memory that nobody writes to any more, because all members are done.
+
+    Args:
+        result: the memory that the members have written to: a block of this process, or the lease of another's.
+        dtype, shape: of the array.
+    """
+    if type(result) is Block:
+        result.written = False
+        result.store.seal(result)
+    array: Array = np.asarray(result).view(dtype).reshape(shape)
+    return array
 
 
 class Collective:

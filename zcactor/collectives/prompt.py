@@ -303,13 +303,15 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
         return None  # `as_array` raises the error
     if recipe.in_turn:
         gives = member.seat.next % 2 == member.rank
-        offset = 0 if gives else hot.address(x) - process.store.arena.address
+        store = process.store
+        offset = 0 if gives else hot.address(x) - store.arena.address
         if (
             timeout is not None
             or _get_ident() != process.thread
             or call_deadline.get() is not None
-            or not (flags.c_contiguous and flags.aligned and 0 <= offset <= process.store.capacity - recipe.nbytes)
+            or not (flags.c_contiguous and flags.aligned and 0 <= offset <= store.capacity - recipe.nbytes)
             or not (flags.owndata or closable(x))
+            or (not gives and store.heap.is_private(offset))  # the other rank would not see what was written since
         ):
             return None
         call, ref = _promise(process, "Group.allreduce")

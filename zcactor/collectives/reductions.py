@@ -10,12 +10,11 @@ import numpy as np
 from zcactor.collectives.folding import Operand, fold, fold_by_terms, native_kind, operand_of, swift_nbytes
 from zcactor.collectives.kinds import Array, described
 from zcactor.collectives.lending import lent_or_copied, snapshot
-from zcactor.collectives.operations import Collective, Publication, Ranked
+from zcactor.collectives.operations import Collective, Publication, Ranked, sealed
 from zcactor.collectives.rails import part_bounds
 from zcactor.collectives.sources import InputPlace, is_reached, operand_at, reach_inputs, source_of
 from zcactor.errors import ProtocolError
 from zcactor.native import hot
-from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,7 +244,9 @@ class Shared(InPlace):
         """The memory for the result; the ranks take turns."""
         if self.seq % self.member.size != self.member.rank:
             return None
-        return self.process.store.allocate(self.array.nbytes)
+        block = self.process.store.allocate(self.array.nbytes)
+        block.written = True
+        return block
 
     def run(self) -> None:
         """Reduce this member's part, on a thread where that takes long."""
@@ -262,9 +263,7 @@ class Shared(InPlace):
 
     def finish(self) -> None:
         """Seal the result, because all members have written their parts."""
-        if type(self.result) is Block:
-            self.process.store.seal(self.result)
-        self.deliver(np.asarray(self.result).view(self.array.dtype).reshape(self.shape))
+        self.deliver(sealed(self.result, self.array.dtype, self.shape))
 
     @property
     def read_nbytes(self) -> int:

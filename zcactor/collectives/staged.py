@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zcactor.collectives.folding import Memory, Operand, fold, swift_nbytes
-from zcactor.collectives.operations import Collective
+from zcactor.collectives.operations import Collective, sealed
 from zcactor.collectives.reductions import Reduction
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.objectstore.lease import Lease, RemoteLease
@@ -198,12 +198,9 @@ class StagedReduction(Staged, Reduction):
 
     def finish(self) -> None:
         """Give the result, because nobody writes to it any more."""
-        if type(self.result) is Block:
-            self.process.store.seal(self.result)
-        result = self.result
-        if type(result) is not np.ndarray:
-            result = np.asarray(result).view(self.array.dtype).reshape(self.shape)
-        self.deliver(result)
+        self.deliver(
+            self.result if type(self.result) is np.ndarray else sealed(self.result, self.array.dtype, self.shape)
+        )
 
     async def fold_to(
         self, operands: Sequence[Operand], out: Operand, start: int, count: int, into: np.dtype[Any] | None, ranks: int

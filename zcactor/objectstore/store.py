@@ -88,7 +88,7 @@ class Block:
 
     __slots__ = (
         "__weakref__", "address", "array", "closer", "digests", "entry", "exported", "hold", "id", "nbytes", "of_numpy",
-        "offset", "private", "sealed", "store", "successor",
+        "offset", "private", "sealed", "store", "successor", "written",
     )  # fmt: skip
 
     read_in_place: Final = True
@@ -111,6 +111,8 @@ class Block:
         """Whether `Store.lookup` finds the block."""
         self.private = False
         """Whether this package alone has written to the bytes: nobody else has an object over them that can write."""
+        self.written = False
+        """Whether members of a group write to the bytes by their address, sealed or not. A fork leaves them shared."""
         self.closer: object = None
         """The token of the message that has sealed the block; None where others rely on the seal, too."""
         self.digests: dict[tuple[int, int], int] = {}
@@ -565,7 +567,7 @@ class Store:
         for entry in list(self._blocks.values()):
             block = entry()
             if block is not None and not block.of_numpy:
-                self.heap.show(block.offset, block.sealed or block.array is not None)
+                self.heap.show(block.offset, not block.written and (block.sealed or block.array is not None))
 
     def export(self, block: Block | Exportable) -> int:
         """Make `lookup` find the block for as long as it lives. Idempotent. Returns the block's id."""
