@@ -348,7 +348,7 @@ def write(x: Any, value: int) -> bool:
         elif isinstance(x, pd.DataFrame):
             (_locate, _assign, _multiply, _mask)[value % 4](x, value)
         elif isinstance(x, pd.Series):
-            x.iloc[:] = float(value) if x.dtype.kind == "f" else value % 2 if x.dtype.kind == "b" else x.iloc[::-1]
+            x.iloc[:] = x.dtype.type(value) if x.dtype.kind == "f" else value % 2 if x.dtype.kind == "b" else x.iloc[::-1]
         elif isinstance(x, memoryview):
             plain = x.cast("B") if x.c_contiguous else None
             if plain is None or not plain.nbytes:
