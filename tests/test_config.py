@@ -92,6 +92,34 @@ def test_empty_and_reserved_variables_set_nothing(here: Path, user: Path) -> Non
     assert "secret" not in repr((config, sources))
 
 
+def test_variables_of_kubernetes_services_are_passed_over(here: Path, user: Path) -> None:
+    environ = {
+        "ZCACTOR_SERVICE_HOST": "10.96.0.12",
+        "ZCACTOR_SERVICE_PORT": "7433",
+        "ZCACTOR_SERVICE_PORT_HEAD_RPC": "7433",
+        "ZCACTOR_PORT": "tcp://10.96.0.12:7433",
+        "ZCACTOR_PORT_7433_TCP": "tcp://10.96.0.12:7433",
+        "ZCACTOR_PORT_7433_TCP_PROTO": "tcp",
+        "ZCACTOR_PORT_7433_TCP_PORT": "7433",
+        "ZCACTOR_PORT_7433_TCP_ADDR": "10.96.0.12",
+        "ZCACTOR_PORT_53_UDP": "udp://10.96.0.12:53",
+        "ZCACTOR_MY_HEAD_SERVICE_HOST": "fd00::1",
+        "ZCACTOR_MY_HEAD_PORT": "sctp://[fd00::1]:9",
+        "ZCACTOR_VERBS_PORT": "tcp://10.96.0.12:7433",  # of a Service called zcactor-verbs: no setting
+    }
+    config, sources = load(here, user, environ)
+    assert config == Config()
+    assert set(sources.values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    "variable", ["ZCACTOR_PORT", "ZCACTOR_SERVICE", "ZCACTOR_PORT_7433", "ZCACTOR_SERVICE_HOSTS", "ZCACTOR_PORT_X_TCP"]
+)
+def test_names_that_only_resemble_those_of_services_are_unknown(here: Path, user: Path, variable: str) -> None:
+    with pytest.raises(ValueError, match=f"no setting '{variable}'"):
+        load(here, user, {variable: "7433"})
+
+
 def test_an_argument_that_is_none_is_not_given(here: Path, user: Path) -> None:
     config, sources = load(here, user, {"ZCACTOR_NUM_CPUS": "3"}, num_cpus=None)
     assert config.num_cpus == 3

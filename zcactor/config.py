@@ -7,6 +7,7 @@ environment (``ZCACTOR_`` and the field's name in capitals), arguments. Importin
 from __future__ import annotations
 
 import os
+import re
 import socket
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -51,6 +52,11 @@ RESERVED: Mapping[str, str] = MappingProxyType(
 )
 """Variables that have the prefix and are not fields, each with its meaning. The cluster's token is kept out of `Config`
 so that printing the configuration never shows it."""
+
+_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+"""The ends of the names that Kubernetes sets for each Service in a pod's namespace. A Service called ``zcactor`` or
+``zcactor-head`` gives them our prefix. Of ``ZCACTOR_PORT`` and ``ZCACTOR_VERBS_PORT`` the value shows it, which is a
+URL then (``tcp://10.96.0.12:7433``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,13 +347,18 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
     valid = {PREFIX + name.upper(): name for name in _names()}
     found = {}
     for variable, value in environ.items():
-        if not variable.startswith(PREFIX) or variable in RESERVED:
+        if not variable.startswith(PREFIX) or variable in RESERVED or _of_a_service(variable, value):
             continue
         if variable not in valid:
             raise ValueError(_unknown("environment", variable, (*valid, *RESERVED)))
         if value:
             found[valid[variable]] = value
     return found
+
+
+def _of_a_service(variable: str, value: str) -> bool:
+    """Whether Kubernetes has set this variable, because the pod's namespace has a Service of that name (see `_SERVICE`)."""
+    return _SERVICE.search(variable) is not None or (variable.endswith("_PORT") and "://" in value)
 
 
 def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
