@@ -27,6 +27,7 @@ from zcactor.driver.finding import find_head, is_one
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
+from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
 from zcactor.workers.run_directory import RunDirectory, base_directory
 from zcactor.workers.zygote import wait_for_end
@@ -143,6 +144,7 @@ def start_node(
         ValueError: `head` or the host is not a usable address, or this host has fewer GPUs than the node is to offer.
         OSError: a file or a process cannot be made.
     """
+    open_standard()  # or a lock could get the number of one, which the agent gives to /dev/null
     if ipaddress.ip_address(config.host).is_unspecified:
         raise ValueError(
             f"{config.host} is no place where others find this host; give one of its addresses, for instance "

@@ -39,6 +39,7 @@ from zcactor.objectstore.store import Store
 from zcactor.process import context
 from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
+from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token
 from zcactor.transport.stream.probe import identify
 from zcactor.workers.orphans import LastResort
@@ -205,6 +206,7 @@ def adopt(runtime: Runtime) -> None:
 async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Runtime:
     global _runtime, _starting
     check_free()
+    open_standard()
     config, sources = load_config(arguments)
     _starting = True
     try:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zcactor.node.door import Door
+from zcactor.standard import open_standard
 from zcactor.workers.orphans import MARK, keep_orphans
 from zcactor.workers.run_directory import RunDirectory
 from zcactor.workers.zygote import set_death_signal
@@ -162,6 +163,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
         lock_fd: descriptor of the run directory's lock.
         parent: pid of the launcher, with which the agent ends; 0 where only the socket says so.
     """
+    open_standard()
     if parent:
         set_death_signal(signal.SIGTERM)
         if os.getppid() != parent:  # it had ended before

@@ -9,6 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from zcactor.standard import open_standard
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from types import FrameType
@@ -67,6 +69,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         Exception: the error of `main`.
         SystemExit: SIGTERM has cancelled `main`.
     """
+    open_standard()  # before the loop opens descriptors
     try:
         if asyncio._get_running_loop() is not None:  # this accessor does not raise
             raise RuntimeError(
