@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -212,18 +213,20 @@ def test_every_field_is_documented() -> None:
 
 def test_defaults_alone_import_neither_toml_nor_msgspec(here: Path, user: Path) -> None:
     program = (
-        "import sys, importlib.util\n"
-        "spec = importlib.util.spec_from_file_location('config', sys.argv[1])\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['config'] = module\n"
-        "spec.loader.exec_module(module)\n"
-        "module.load_config(environ={}, directory=sys.argv[2], user_directory=sys.argv[3])\n"
+        "import sys, types\n"
+        "package = sys.modules['zcactor'] = types.ModuleType('zcactor')  # without the imports of the package itself\n"
+        "package.__path__ = [sys.argv[1]]\n"
+        "from zcactor.config import load_config\n"
+        "load_config(environ={}, directory=sys.argv[2], user_directory=sys.argv[3])\n"
         "print(sorted({'tomllib', 'msgspec', 'numpy', 'asyncio'} & set(sys.modules)))\n"
     )
     path = sys.modules[Config.__module__].__file__
     assert path is not None
     done = subprocess.run(
-        [sys.executable, "-c", program, path, str(here), str(user)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, os.path.dirname(path), str(here), str(user)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == "[]"
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from zcactor.folders import NoFolder, is_there, user_folder
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -275,7 +277,8 @@ def load_config(
             not set.
         directory: folder of the program's ``zcactor.toml``, which may be missing; None means the working directory.
         user_directory: folder of the user's file, likewise; None means ``$XDG_CONFIG_HOME/zcactor``, or
-            ``~/.config/zcactor``.
+            ``~/.config/zcactor``. A user without a home directory has no such file. A file in a folder where this
+            process may not look counts as missing.
 
     Returns:
         The `Config`, and for each field ``"default"``, ``"argument"``, the variable's name or the file's path.
@@ -287,13 +290,17 @@ def load_config(
         OSError: a file exists and cannot be read.
     """
     environ = os.environ if environ is None else environ
+    folders = [user_directory, "." if directory is None else directory]
     if user_directory is None:
-        base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-        user_directory = os.path.join(base, "zcactor")
+        try:
+            folders[0] = user_folder("config", environ)
+        except NoFolder:
+            del folders[0]
 
     values: dict[str, Any] = {}  # each has its field's type, by `_convert`
     sources = dict.fromkeys(_names(), "default")
-    for folder in (user_directory, directory if directory is not None else "."):
+    for folder in folders:
+        assert folder is not None
         path = Path(folder, FILE_NAME)
         for name, value in _read_file(path).items():
             values[name] = _convert(name, value, str(path), lax=False)
@@ -324,11 +331,17 @@ def _unknown(source: str, name: str, valid: tuple[str, ...]) -> str:
 
 
 def _read_file(path: Path) -> dict[str, object]:
-    """The keys and values of a file; empty where the file does not exist."""
+    """The keys and values of a file; empty where the file does not exist, as far as this process may look."""
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except PermissionError as error:
+        if not is_there(path):
+            return {}
+        raise PermissionError(
+            f"{path.absolute()} cannot be read by user {os.geteuid()}: chmod it, or take it away"
+        ) from error
     import tomllib  # here and in `_convert`: programs without a file do not pay for the import
 
     try:
@@ -357,7 +370,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_a_service(variable: str, value: str) -> bool:
-    """Whether Kubernetes has set this variable, because the pod's namespace has a Service of that name (see `_SERVICE`)."""
+    """Whether Kubernetes has set this variable for a Service of that name; see `_SERVICE`."""
     return _SERVICE.search(variable) is not None or (variable.endswith("_PORT") and "://" in value)
 
 

@@ -27,4 +27,4 @@ def open_standard() -> None:
             opened = os.open(os.devnull, os.O_RDWR)  # gets `fd`, as those below it are open by now
             os.set_inheritable(opened, True)
             if getattr(sys, name) is None:
-                setattr(sys, name, open(opened, "w" if fd else "r", encoding="utf-8", closefd=False))
+                setattr(sys, name, open(opened, "w" if fd else "r", encoding="utf-8", closefd=False))  # noqa: SIM115  # it stays open

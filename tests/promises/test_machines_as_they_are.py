@@ -5,15 +5,17 @@ Programs run there, or end with a sentence that says where, which limit, and the
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import Hosts
-from tests.driver.programs import ROOT, Program
+from tests.driver.programs import PRELUDE, ROOT, Program
 
 LOOPS = ("uvloop", "asyncio")
 
@@ -40,6 +42,49 @@ if __name__ == "__main__":
 def hosts() -> Iterator[Hosts]:
     with Hosts() as found:
         yield found
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it gives a folder to another user")
+
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
+
+
+def obey_modes() -> None:
+    """Let a child that is started next obey the modes of files, though it is root's: to be called between fork and
+    exec, after which the interpreter is found where root has it."""
+    for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+        assert ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
+
+
+def run(
+    *command: str | Path, cwd: str | Path, environ: dict[str, str | None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that obeys the modes of files; None as a variable's value removes it."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env={key: value for key, value in variables.items() if value is not None},
+        preexec_fn=obey_modes, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A folder of another user, with settings that would be an error here, in which this one may not look."""
+    folder = tmp_path / "theirs"
+    for below in (folder, folder / ".config" / "zcactor"):
+        below.mkdir(parents=True)
+        (below / "zcactor.toml").write_text("this is no TOML")
+    os.chown(folder, 12345, 12345)
+    folder.chmod(0o700)
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The path of a program with `JOB`, which also prints ``done``."""
+    path = tmp_path / "job.py"
+    path.write_text(PRELUDE + JOB.replace('open("done", "w").close()', 'print("done")'))
+    return path
 
 
 def closed(which: str) -> str:
@@ -87,3 +132,43 @@ def test_a_run_with_standard_descriptors_closed_has_its_programs_status(hosts: H
     done = subprocess.run([*shell, sys.executable, "-c", code], env=environ, timeout=50, check=False)
     assert done.returncode == 7
     hosts.assert_clean("a")
+
+
+# ---------------------------------------------------------------- homes and folders of other users
+
+
+@needs_root
+def test_a_program_runs_in_the_home_and_the_folder_of_another_user(theirs: Path, job: Path) -> None:
+    environ = {"HOME": str(theirs), "XDG_CONFIG_HOME": None, "XDG_STATE_HOME": None, "XDG_RUNTIME_DIR": None}
+    done = run(job, cwd=theirs, environ=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "done" in done.stdout.splitlines()
+
+
+@needs_root
+def test_the_commands_name_the_variable_where_a_folder_of_the_user_cannot_be_used(theirs: Path, tmp_path: Path) -> None:
+    environ = {"HOME": str(theirs), "XDG_CONFIG_HOME": None, "XDG_STATE_HOME": None, "XDG_RUNTIME_DIR": str(tmp_path)}
+    token = theirs / ".config" / "zcactor" / "token"
+    refused = f"zcactor: {token} cannot be written: Permission denied; set XDG_CONFIG_HOME to a folder of yours"
+    for command in (["token"], ["start", "--head", "--port", "0"]):
+        done = run("-m", "zcactor", *command, cwd=theirs, environ=environ)
+        assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", refused)
+    environ["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    done = run("-m", "zcactor", "start", "--head", "--port", "0", cwd=theirs, environ=environ)
+    assert done.returncode == 1
+    assert f"{theirs}/.local/state/zcactor/logs/node-" in done.stderr
+    assert "cannot be written: Permission denied; set XDG_STATE_HOME to a folder of yours" in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("zcactor-")] == []
+    done = run("-m", "zcactor", "doctor", "--json", cwd=theirs, environ=environ)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_root
+def test_a_file_that_is_there_and_cannot_be_read_is_an_error(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "zcactor.toml").write_text("num_cpus = 1")
+    (tmp_path / "zcactor.toml").chmod(0)
+    done = run(job, cwd=tmp_path)
+    path = tmp_path / "zcactor.toml"
+    assert done.stderr.splitlines()[-1] == (
+        f"PermissionError: {path} cannot be read by user 0: chmod it, or take it away"
+    )

@@ -18,7 +18,7 @@ from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import DEFAULT_PORT, EtcdState, KeptState, start_node, state_directory, stop_nodes
 from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
-from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.interface import shown
 from zcactor.node.agent_main import AGAIN
 from zcactor.process.loops import run
@@ -152,7 +152,10 @@ def start(
     if directory is not None:
         kept = EtcdState(directory, fresh, standby)
     elif head and (state is not None or port):  # nobody finds a head again that listens at any port
-        folder = state_directory(os.environ, config.host, port) if state is None else Path(state).absolute()
+        try:
+            folder = state_directory(os.environ, config.host, port) if state is None else Path(state).absolute()
+        except OSError as error:  # there is no home, or no working directory
+            raise fail(f"{error}, or name a folder by --state DIR") from error
         kept = KeptState(folder, fresh)
     if force and directory is not None and _is_forced(config, directory, port):
         return
@@ -357,12 +360,12 @@ def _show(address: str, told: dict[str, Any]) -> None:
 @click.command()
 def token() -> None:
     """Make a token for a cluster, in a file that only you can read. An existing one is left alone."""
-    path = default_file(os.environ)
     try:
+        path = default_file(os.environ)
         make_token_file(path)
     except FileExistsError:
         click.echo(f"zcactor: there is a token in {path} already; copy that file to every host of the cluster")
-    except OSError as error:
-        raise fail(f"{path} cannot be made: {error.strerror}") from error
+    except (AuthenticationError, OSError) as error:
+        raise fail(error) from error
     else:
         click.echo(f"zcactor: a token is in {path}; copy that file to every host of the cluster, with mode 0600")
