@@ -99,7 +99,7 @@ class Config:
         namespace: the namespace of this program's actor names. Programs with different namespaces do not see each
             other's names.
         num_cpus: CPUs that this node offers to actors that ask for CPUs; None counts the CPUs that this process may run
-            on.
+            on, and no more than the quota of its control groups pays for, rounded up.
         num_gpus: GPUs that this node offers, the first ones of those that it sees; None offers all.
         transports: the transports that are allowed, separated by commas, the preferred one first: ``local`` (the same
             host), ``verbs`` (RDMA) and ``tcp``.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Hosts
-from tests.driver.programs import PRELUDE, ROOT, Program
+from tests.driver.programs import PRELUDE, ROOT, Program, until
 
 LOOPS = ("uvloop", "asyncio")
 
@@ -172,3 +172,43 @@ def test_a_file_that_is_there_and_cannot_be_read_is_an_error(job: Path, tmp_path
     assert done.stderr.splitlines()[-1] == (
         f"PermissionError: {path} cannot be read by user 0: chmod it, or take it away"
     )
+
+
+# ---------------------------------------------------------------- quotas of control groups
+
+QUOTAS = (Path("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cgroup.controllers"))
+"""Files by which control groups of version 1 and 2 are known."""
+
+
+@pytest.fixture
+def half_a_cpu() -> Iterator[Path]:
+    """The file that takes a process into a control group with half a processor."""
+    old, new = QUOTAS
+    if not os.access(old.parent, os.W_OK) and not os.access(new.parent, os.W_OK):
+        pytest.skip("no control groups can be made here: that needs root, and cgroups that may be written to")
+    folder = (old if old.exists() else new).parent / f"zct-{os.getpid()}"
+    folder.mkdir()
+    try:
+        if old.exists():
+            (folder / "cpu.cfs_quota_us").write_text("50000")
+        elif (folder / "cpu.max").exists():
+            (folder / "cpu.max").write_text("50000 100000")
+        else:
+            pytest.skip("the control group has no controller for processors")
+        yield folder / "cgroup.procs"
+    finally:
+        until(lambda: not (folder / "cgroup.procs").read_text(), "processes to leave the group")
+        folder.rmdir()
+
+
+def test_half_a_processor_is_offered_as_one(half_a_cpu: Path) -> None:
+    source = (
+        "async def main():\n"
+        "    async with zc.init(store_capacity=1 << 26):\n"
+        "        tell(offered=(await zc.cluster_resources())['CPU'])\n"
+        "zc.run(main())\n"
+    )
+    shell = ("sh", "-c", f'echo 0 > {half_a_cpu} && exec "$0" "$1"', sys.executable, "{file}")
+    with Program(source, argv=shell) as program:
+        assert program.told("offered") == 1
+        assert program.status() == 0

@@ -32,6 +32,7 @@ from zcactor.driver.finding import find_head
 from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
+from zcactor.machine import usable_cpus
 from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
@@ -117,8 +118,8 @@ def init(
         address: ``"host:port"`` of the head of a running cluster, which the program joins as a driver; several of them
             with commas between them, any of which may be a standby's; or the ``etcd://`` URL of its heads. With no
             address here or in the settings, an embedded node starts.
-        num_cpus: number of CPUs that actors may reserve; default the CPUs that this process may use. For an embedded
-            node only.
+        num_cpus: number of CPUs that actors may reserve; default the CPUs that this process may use, by its
+            affinity and the quota of its control groups. For an embedded node only.
         num_gpus: number of GPUs that actors may reserve; default the GPUs that this process sees. For an embedded node
             only.
         resources: amounts of custom resources, by name, each at least 0. For an embedded node only.
@@ -424,7 +425,7 @@ def resources_of(config: Config, custom: Mapping[str, float], gpus: Sequence[str
         gpus: the UUIDs of the GPUs that the node offers.
     """
     count = len(gpus) if config.num_gpus is None else config.num_gpus
-    total = {"CPU": float(config.num_cpus if config.num_cpus is not None else len(os.sched_getaffinity(0))), **custom}
+    total = {"CPU": float(config.num_cpus if config.num_cpus is not None else usable_cpus()), **custom}
     if count:
         total["GPU"] = float(count)
     return total

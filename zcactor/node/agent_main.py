@@ -271,11 +271,13 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
     from zcactor.assembly.endpoints import preload
     from zcactor.assembly.system import system_interface
     from zcactor.control.head import agent_interface
+    from zcactor.machine import usable_cpus
     from zcactor.marshal.importable import search_here
     from zcactor.node.worker_main import become_worker
     from zcactor.objectstore.groups import inherited_groups
 
     inherited_groups()
+    usable_cpus()
     system_interface()
     agent_interface()
     preload(setup["config"]["transports"], clustered=setup["clustered"])
