@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Hosts
-from tests.driver.programs import PRELUDE, ROOT, Program, until
+from tests.driver.programs import PRELUDE, ROOT, Program, processes, until
 
 LOOPS = ("uvloop", "asyncio")
 
@@ -211,4 +212,107 @@ def test_half_a_processor_is_offered_as_one(half_a_cpu: Path) -> None:
     shell = ("sh", "-c", f'echo 0 > {half_a_cpu} && exec "$0" "$1"', sys.executable, "{file}")
     with Program(source, argv=shell) as program:
         assert program.told("offered") == 1
+        assert program.status() == 0
+
+
+# ---------------------------------------------------------------- signals of batch systems
+
+TRAINING = """
+@zc.actor
+class Trainer:
+    async def weights(self): return "weights"
+
+async def main():
+    asked = asyncio.Event()
+    for number in HANDLED:
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    async with zc.init(store_capacity=1 << 26):
+        trainer = await Trainer.spawn()
+        await trainer.weights()
+        tell(pid=os.getpid())
+        await asked.wait()
+        tell(saved=await trainer.weights())
+zc.run(main())
+"""
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
+@pytest.fixture
+def usual_signals() -> Iterator[None]:
+    """The usual effect of signals, which exec keeps ignored where this process ignores them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def start_run(hosts: Hosts, source: str, *before: str) -> Program:
+    """Start ``zcactor run`` with a program, on one host."""
+    command = [*before, sys.executable, "-m", "zcactor", "run", "--", sys.executable, "{file}"]
+    return Program(source, argv=command, env={**hosts.variables("a"), "ZCACTOR_NUM_GPUS": "0"})
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_run_hands_a_batch_systems_signal_to_the_program(hosts: Hosts, number: int) -> None:
+    with start_run(hosts, TRAINING.replace("HANDLED", f"[{number}]")) as program:
+        assert program.told("pid") != program.pid
+        program.process.send_signal(number)
+        assert program.told("saved") == "weights"
+        assert program.status() == 0
+        hosts.assert_clean("a")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_program_without_a_handler_ends_the_run_in_order(hosts: Hosts, number: int) -> None:
+    with start_run(hosts, TRAINING.replace("HANDLED", "[]")) as program:
+        program.told("pid")
+        program.process.send_signal(number)
+        assert program.status() == 128 + number
+        hosts.assert_clean("a")
+
+
+def test_a_run_under_nohup_outlives_sighup(hosts: Hosts) -> None:
+    with start_run(hosts, TRAINING.replace("HANDLED", "[signal.SIGUSR1]"), "nohup") as program:
+        pid = program.told("pid")
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            program.process.send_signal(number)
+            if number == signal.SIGHUP:
+                os.kill(pid, number)
+        assert program.told("saved") == "weights"
+        assert program.status() == 0
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize("in_a_run", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_to_every_process_of_a_job_reaches_the_program_alone(
+    hosts: Hosts, number: int, in_a_run: bool
+) -> None:
+    source = TRAINING.replace("HANDLED", f"[{number}]")
+    with start_run(hosts, source) if in_a_run else Program(source) as program:
+        program.told("pid")
+        everyone = processes(hosts.mark if in_a_run else program.mark)
+        assert len(everyone) >= 4  # the program, its agent, the zygote, and a worker
+        for pid in everyone:
+            os.kill(pid, number)
+        assert program.told("saved") == "weights"
+        assert program.status() == 0
+
+
+@pytest.mark.usefixtures("usual_signals")
+def test_a_program_that_an_actor_starts_has_the_usual_signals() -> None:
+    source = """
+@zc.actor
+class Starter:
+    def start(self):
+        child = subprocess.Popen(["sleep", "1000"])
+        child.send_signal(signal.SIGUSR1)
+        return child.wait()
+async def main():
+    async with zc.init(store_capacity=1 << 26):
+        tell(status=await (await Starter.spawn()).start())
+zc.run(main())
+"""
+    with Program(source) as program:
+        assert program.told("status") == -signal.SIGUSR1
         assert program.status() == 0

@@ -24,6 +24,7 @@ from zcactor.node.agent_main import AGAIN
 from zcactor.process.loops import run
 from zcactor.token import default_file, make_token_file
 from zcactor.workers.run_directory import base_directory
+from zcactor.workers.zygote import pass_over_user_signals
 
 if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
@@ -216,13 +217,16 @@ def _tell(node: StartedNode, block: bool, state: str | None) -> None:
 
 
 def _end_by_signals(node: StartedNode) -> None:
-    """Let Ctrl-C end the node in order, and SIGTERM have its actors move before, from here on."""
+    """Let Ctrl-C and SIGHUP end the node in order, and SIGTERM have its actors move before, from here on. Signals of
+    batch systems, which are meant for a program, pass over."""
 
     def end(number: int, _: object) -> None:
         node.process.send_signal(signal.SIGHUP if number == signal.SIGINT else number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
+            signal.signal(number, end)
+    pass_over_user_signals()
 
 
 @click.command()

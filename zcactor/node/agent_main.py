@@ -26,7 +26,7 @@ from zcactor.node.door import Door
 from zcactor.standard import open_standard
 from zcactor.workers.orphans import MARK, keep_orphans
 from zcactor.workers.run_directory import RunDirectory
-from zcactor.workers.zygote import set_death_signal
+from zcactor.workers.zygote import pass_over_user_signals, set_death_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -171,6 +171,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
     control = socket.socket(fileno=fd)
     os.set_inheritable(lock_fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pass_over_user_signals()
     import zcactor.node.worker_main  # noqa: F401  # for workers: the zygote shares it with them
     from zcactor.workers import zygote
 
