@@ -325,18 +325,17 @@ def _plain(facts: Any) -> dict[str, Any]:
 
 
 def _show(address: str, told: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 140)
+    from zcactor.cli.render import plain_console
+
+    console = plain_console()
     nodes = Table("node", "host", "address", "transports", "resources", "processes", title=f"cluster at {address}")
     for node in told["nodes"]:
-        amounts = ", ".join(f"{name} {amount:g}" for name, amount in node["resources"].items())
+        amounts = ", ".join(f"{shown(name)} {amount:g}" for name, amount in node["resources"].items())
         place = node["address"].partition("@")[2]
         nodes.add_row(
-            node["node_id"][:8], node["host"], place, ",".join(node["transports"]), amounts, str(node["workers"])
+            node["node_id"][:8], shown(node["host"]), place, ",".join(node["transports"]), amounts, str(node["workers"])
         )
     console.print(nodes)
     head = told["head"]
@@ -347,14 +346,15 @@ def _show(address: str, told: dict[str, Any]) -> None:
         f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}{others}{waits}", soft_wrap=True
     )
     for name, amount in told["resources"].items():
-        console.print(f"{name}: {amount['free']:g} of {amount['total']:g} free")
+        console.print(f"{shown(name)}: {amount['free']:g} of {amount['total']:g} free")
     alive = [actor for actor in told["actors"] if actor["state"] != "dead"]
     if alive:
         actors = Table("actor", "class", "name", "namespace", "state", "node", "pid", "restarts")
         for actor in alive:
             actors.add_row(
-                actor["actor_id"][:8], actor["class_name"], shown(actor["name"] or ""), actor["namespace"],
-                actor["state"], actor["node_id"][:8], str(actor["pid"]), str(actor["restarts"]),
+                actor["actor_id"][:8], shown(actor["class_name"]), shown(actor["name"] or ""),
+                shown(actor["namespace"]), actor["state"], actor["node_id"][:8], str(actor["pid"]),
+                str(actor["restarts"]),
             )  # fmt: skip
         console.print(actors)
     else:

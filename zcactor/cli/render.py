@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import Console
-
     from zcactor.cli.doctor import DeviceInfo, PortInfo, Rdma, Report, StoreReport, Transport
     from zcactor.cli.gpus import GpuFinding, Gpus
 
-__all__ = ["nbytes", "render"]
+__all__ = ["nbytes", "plain_console", "render"]
+
+_LEAST_COLUMNS: Final = 140
+"""Columns of output to a file or a pipe, where no window limits it."""
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _UNSET = "-"
 _PATHS = {"mapped": "over the same memory", "host": "through host memory"}
+
+
+def plain_console() -> Console:
+    """Standard output, where text is shown as it is: brackets of names and IPv6 addresses are no markup, and ``:x:`` is
+    no picture."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_COLUMNS)
+    return console
 
 
 def nbytes(count: int | None) -> str:
