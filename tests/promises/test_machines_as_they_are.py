@@ -316,3 +316,73 @@ zc.run(main())
     with Program(source) as program:
         assert program.told("status") == -signal.SIGUSR1
         assert program.status() == 0
+
+
+# ---------------------------------------------------------------- threads of numeric libraries
+
+THREADS = """
+import threadpoolctl
+@zc.actor
+class Blas:
+    def threads(self):
+        (found,) = [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
+        return found, os.environ.get("OMP_NUM_THREADS")
+
+async def main():
+    async with zc.init(num_cpus=64, store_capacity=1 << 26):
+        for options in OPTIONS:
+            tell(threads=await (await Blas.options(**options).spawn()).threads())
+zc.run(main())
+"""
+Options = list[dict[str, object]]
+NO_THREADS: dict[str, str | None] = {"OMP_NUM_THREADS": None, "OPENBLAS_NUM_THREADS": None, "GOTO_NUM_THREADS": None}
+
+
+def threads_of(options: Options, environ: dict[str, str | None]) -> list[tuple[int, str | None]]:
+    """The threads of NumPy's BLAS in an actor of each of these options, and the value of ``OMP_NUM_THREADS`` there."""
+    with Program(THREADS.replace("OPTIONS", repr(options)), env={**NO_THREADS, **environ}) as program:
+        found = [tuple(program.told("threads")) for _ in options]
+        assert program.status() == 0, program.stderr()
+        assert "Error" not in program.stderr()
+    return found
+
+
+def test_threads_of_numpy_follow_the_environment_of_an_actor() -> None:
+    given: Options = [
+        {"env": {"OMP_NUM_THREADS": "3"}},
+        {"env": {"OPENBLAS_NUM_THREADS": "1"}},
+        {"env": {"OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "1"}},
+        {"env": {"OMP_NUM_THREADS": "3,2"}, "num_cpus": 1},
+    ]
+    assert threads_of(given, {}) == [(3, "3"), (1, None), (3, "1"), (3, "3,2")]
+
+
+def test_threads_of_numpy_follow_the_processors_of_an_actor() -> None:
+    unbound: Options = [{}, {"env": {"OMP_NUM_THREADS": "many"}}, {"process": "shared", "num_cpus": 3}]
+    (default, _), *rest = threads_of(unbound, {})
+    assert [number for number, _ in rest] == [default, default]
+    given: Options = [{"num_cpus": 0.25}, {"num_cpus": 1}, {"num_cpus": 2.5}, {"num_cpus": 3, "max_restarts": 1}]
+    assert threads_of(given, {}) == [(1, "1"), (1, "1"), (3, "3"), (3, "3")]
+
+
+def test_the_environment_of_a_node_says_how_many_threads_there_are() -> None:
+    assert threads_of([{}, {"num_cpus": 1}], {"OPENBLAS_NUM_THREADS": "2"}) == [(2, None), (2, "1")]
+    assert threads_of([{"num_cpus": 1}], {"OMP_NUM_THREADS": "2"}) == [(2, "2")]
+    assert threads_of([{"num_cpus": 1}], {"OMP_NUM_THREADS": ""}) == [(1, "1")]
+
+
+def test_variables_that_a_process_reads_at_its_start_are_named() -> None:
+    source = """
+@zc.actor
+class One:
+    def child(self): return subprocess.run(["sh", "-c", "echo $PYTHONHASHSEED"], capture_output=True).stdout.decode()
+async def main():
+    async with zc.init(store_capacity=1 << 26):
+        one = await One.options(env={"PYTHONHASHSEED": "7", "TZ": "UTC", "MALLOC_ARENA_MAX": "1"}).spawn()
+        tell(child=await one.child())
+zc.run(main())
+"""
+    with Program(source) as program:
+        assert program.told("child") == "7\n"
+        assert program.status() == 0
+        assert "env sets MALLOC_ARENA_MAX, PYTHONHASHSEED, which a process reads when it starts" in program.stderr()

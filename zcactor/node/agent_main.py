@@ -274,11 +274,13 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
     from zcactor.control.head import agent_interface
     from zcactor.machine import usable_cpus
     from zcactor.marshal.importable import search_here
+    from zcactor.node.numeric_threads import loaded_libraries
     from zcactor.node.worker_main import become_worker
     from zcactor.objectstore.groups import inherited_groups
 
     inherited_groups()
     usable_cpus()
+    loaded_libraries()
     system_interface()
     agent_interface()
     preload(setup["config"]["transports"], clustered=setup["clustered"])
