@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from zcactor import machine
 from zcactor.machine import cpu_quota, group_folders, usable_cpus
+from zcactor.workers.run_directory import RunDirectory
 
 PERIOD = 100_000
 versions = pytest.mark.parametrize("version", [1, 2])
@@ -88,3 +91,26 @@ def test_no_other_module_counts_processors() -> None:
         if "sched_getaffinity" in (text := path.read_text()) or "cpu_count" in text
     ]
     assert counting == ["machine.py"]
+
+
+def test_this_machine_lacks_nothing() -> None:
+    assert machine.missing_calls() == []
+    machine.check_calls()
+    machine.check_calls()
+
+
+def test_a_file_system_without_locks_is_named_and_nothing_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(fd: int, how: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    sentence = (
+        r"/lock cannot be locked by flock\(2\): Operation not supported.* set XDG_RUNTIME_DIR to a folder of yours"
+    )
+    with pytest.raises(machine.CallMissing, match=sentence):
+        RunDirectory(tmp_path)
+    with pytest.raises(machine.CallMissing, match=sentence):
+        RunDirectory.shared(tmp_path, "0" * 32)
+    assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["NoFolder", "expanded", "is_there", "make_folder", "user_folder", "variable_of", "writing"]
+__all__ = ["NoFolder", "expanded", "folder_problem", "is_there", "make_folder", "user_folder", "variable_of", "writing"]
 
 _PLACES: Final = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
 
@@ -90,6 +90,22 @@ def is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
     return True
+
+
+def folder_problem(kind: Literal["config", "state"], environ: Mapping[str, str]) -> str:
+    """The reason why this user can write nothing to the folder, with the remedy; empty where that can be done.
+
+    Nothing is made: the nearest folder that is there has to let this process write.
+    """
+    try:
+        folder = user_folder(kind, environ)
+    except NoFolder as error:
+        return str(error)
+    nearest = next(each for each in (folder, *folder.parents) if is_there(each))
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return ""
+    why = "cannot be written to" if nearest.is_dir() else "is a file"
+    return f"{folder} cannot be used, as {nearest} {why}: set {variable_of(kind)} to a folder of yours"
 
 
 @contextlib.contextmanager

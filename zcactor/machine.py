@@ -1,17 +1,30 @@
-"""The machine as this process sees it: its control groups, and the processors that it may use."""
+"""The machine as this process sees it: control groups, the processors that it may use, and the calls of its kernel."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
+import fcntl
 import functools
+import mmap
 import os
+import platform
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["cpu_quota", "group_folders", "usable_cpus"]
+__all__ = [
+    "KERNEL", "CallMissing", "check_calls", "cpu_quota", "file_lock_missing", "group_folders", "missing_calls",
+    "usable_cpus",
+]  # fmt: skip
+
+KERNEL: Final = "5.3"
+"""The oldest version of Linux that has all calls that are needed: the one with pidfd_open(2)."""
 
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 """The form in which mountinfo writes a blank and similar characters."""
@@ -98,3 +111,77 @@ def _mounted(path: str, mounts: Sequence[str], controller: str) -> list[Path]:
 
 def _character(octal: re.Match[str]) -> str:
     return chr(int(octal[1], 8))
+
+
+class CallMissing(OSError):
+    """A call of the system that is needed, and fails on this machine. The message names it, and the way out."""
+
+
+@functools.cache
+def check_calls() -> None:
+    """Try the calls of the kernel that are needed, before anything is begun. Once they work they are not tried again.
+
+    Raises:
+        CallMissing: one of them fails.
+    """
+    found = missing_calls()
+    if found:
+        raise CallMissing(found[0])
+
+
+def missing_calls() -> list[str]:
+    """Try the calls of the kernel that are needed. Returns a sentence for each that fails, with the remedy."""
+    found: list[str] = []
+    with contextlib.ExitStack() as undo:
+        fd = -1
+
+        def attempt(call: str, use: str, action: Callable[[], object]) -> None:
+            try:
+                action()
+            except OSError as error:
+                found.append(_sentence(call, use, error))
+
+        def memory() -> None:
+            nonlocal fd
+            fd = os.memfd_create("zcactor-check", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            undo.callback(os.close, fd)
+
+        attempt("memfd_create(2)", "shared memory", memory)
+        if fd >= 0:
+            attempt("fallocate(2)", "taking shared memory", lambda: os.posix_fallocate(fd, 0, mmap.PAGESIZE))
+            os.ftruncate(fd, mmap.PAGESIZE)
+            mapped = undo.enter_context(mmap.mmap(fd, mmap.PAGESIZE))
+            attempt("madvise(2)", "giving shared memory back", lambda: mapped.madvise(mmap.MADV_REMOVE))
+            attempt("flock(2)", "telling which processes live", lambda: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            attempt("fcntl(2) with F_ADD_SEALS", "shared memory", lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals))
+        attempt("pidfd_open(2)", "waiting for processes", lambda: os.close(os.pidfd_open(os.getpid())))
+        attempt("eventfd(2)", "waking threads", lambda: os.close(os.eventfd(0, os.EFD_CLOEXEC)))
+        attempt("timerfd_create(2)", "waiting for a time", _make_timer)
+    return found
+
+
+def file_lock_missing(path: Path, error: OSError) -> CallMissing:
+    """The error where a file cannot be locked: not all file systems have flock(2)."""
+    return CallMissing(
+        f"{path} cannot be locked by flock(2): {error.strerror}. Its file system may have no locks: set "
+        "XDG_RUNTIME_DIR to a folder of yours on a local one, such as /run or a tmpfs"
+    )
+
+
+def _make_timer() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.close(fd)
+
+
+def _sentence(call: str, use: str, error: OSError) -> str:
+    text = f"{call} fails here: {error.strerror}. zcactor needs it for {use}: "
+    if error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+        return (
+            f"{text}Linux has it from {KERNEL} on, and this is {platform.release()}. Where that is newer, a sandbox "
+            "forbids it, such as the seccomp profile of a container: allow the call there"
+        )
+    return f"{text}see ulimit -a, and the limits of the container"

@@ -6,11 +6,16 @@ Programs run there, or end with a sentence that says where, which limit, and the
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
+import json
 import os
+import platform
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,14 +62,37 @@ def obey_modes() -> None:
         assert ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 
+_CALLS = {
+    "memfd_create": 319, "pidfd_open": 434, "fallocate": 285, "madvise": 28, "flock": 73, "eventfd2": 290,
+    "timerfd_create": 283,
+}  # fmt: skip
+"""Numbers of calls, of x86-64 alone."""
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_LOAD, _EQUAL, _RETURN, _ALLOW, _ERRNO = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000
+
+
+def refuse(call: str, error: int) -> None:
+    """Have the kernel refuse a call to this process and its children, as a container's seccomp profile does: to be
+    called between fork and exec."""
+    steps = [(_LOAD, 0, 0, 0), (_EQUAL, 0, 1, _CALLS[call]), (_RETURN, 0, 0, _ERRNO | error), (_RETURN, 0, 0, _ALLOW)]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    header = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(program))
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    assert libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0) == 0
+
+
 def run(
-    *command: str | Path, cwd: str | Path, environ: dict[str, str | None] | None = None
+    *command: str | Path,
+    cwd: str | Path,
+    environ: dict[str, str | None] | None = None,
+    before: Callable[[], None] = obey_modes,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that obeys the modes of files; None as a variable's value removes it."""
+    """Run a command of the interpreter's; None as a variable's value removes it. `before` is called in the child."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
     return subprocess.run(
         [sys.executable, *command], cwd=cwd, env={key: value for key, value in variables.items() if value is not None},
-        preexec_fn=obey_modes, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=before, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
@@ -386,3 +414,41 @@ zc.run(main())
         assert program.told("child") == "7\n"
         assert program.status() == 0
         assert "env sets MALLOC_ARENA_MAX, PYTHONHASHSEED, which a process reads when it starts" in program.stderr()
+
+
+# ---------------------------------------------------------------- calls that the kernel does not have
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of calls are those of x86-64")
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("call", _CALLS)
+def test_a_call_that_is_missing_is_named_with_the_way_out(job: Path, tmp_path: Path, call: str, error: int) -> None:
+    base = tmp_path / "run"
+    base.mkdir()
+    before = functools.partial(refuse, call, error)
+    done = run(job, cwd=tmp_path, environ={"XDG_RUNTIME_DIR": str(base)}, before=before)
+    assert done.returncode == 1
+    name = "eventfd" if call == "eventfd2" else call
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"zcactor.machine.CallMissing: {name}(2) fails here: {os.strerror(error)}. zcactor needs it")
+    assert f"Linux has it from 5.3 on, and this is {platform.release()}" in last
+    assert last.endswith("such as the seccomp profile of a container: allow the call there")
+    assert list(base.iterdir()) == []
+    assert not {each for each in os.listdir("/dev/shm") if "zcactor" in each}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of calls are those of x86-64")
+def test_the_commands_say_the_same_of_a_call_that_is_missing(hosts: Hosts) -> None:
+    with hosts.on("a"):
+        environ: dict[str, str | None] = dict(os.environ)
+    before = functools.partial(refuse, "pidfd_open", errno.ENOSYS)
+    done = run("-m", "zcactor", "start", "--head", "--port", "0", cwd="/", environ=environ, before=before)
+    assert (done.returncode, done.stdout) == (1, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("zcactor: pidfd_open(2) fails here: ")
+    hosts.assert_clean("a")
+    done = run("-m", "zcactor", "doctor", "--json", cwd="/", environ=environ, before=before)
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert not report["usable"]
+    assert report["machine"]["missing_calls"] == [sentence.removeprefix("zcactor: ")]

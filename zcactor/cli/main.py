@@ -28,7 +28,7 @@ def doctor(as_json: bool) -> None:
     """Show settings, limits, RDMA, GPUs, and which transports work.
 
     Each setting is shown with its source, and each failure with its cause and a remedy. The exit status is 1 when no
-    transport works, and 2 when the configuration has an error.
+    transport works or the kernel lacks a call, and 2 when the configuration has an error.
     """
     try:
         config, sources = load_config()

@@ -11,7 +11,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zcactor.cli.doctor import DeviceInfo, PortInfo, Rdma, Report, StoreReport, Transport
+    from zcactor.cli.doctor import DeviceInfo, MachineReport, PortInfo, Rdma, Report, StoreReport, Transport
     from zcactor.cli.gpus import GpuFinding, Gpus
 
 __all__ = ["nbytes", "plain_console", "render"]
@@ -57,6 +57,16 @@ def _table(rows: Iterable[tuple[object, ...]], header: tuple[str, ...] = ()) -> 
 
 def _yes(good: bool) -> Text:
     return Text("yes", "green") if good else Text("no", "red")
+
+
+def _machine(machine: MachineReport) -> Iterable[tuple[object, ...]]:
+    yield "kernel", f"Linux {machine.kernel}", ""
+    quota = "" if machine.quota is None else f"control groups pay for {machine.quota:g} at a time"
+    yield "processors", str(machine.cpus), quota
+    for sentence in machine.missing_calls:
+        yield "missing", Text("no", "red"), sentence
+    for sentence in machine.folders:
+        yield "folder", Text("no", "red"), sentence
 
 
 def _store(store: StoreReport) -> Iterable[tuple[object, ...]]:
@@ -167,6 +177,8 @@ def render(report: Report, console: Console) -> None:
     title("Configuration")
     settings = [(one.name, _UNSET if one.value is None else one.value, one.source) for one in report.settings]
     console.print(_table(settings, ("setting", "value", "source")))
+    title("Machine")
+    console.print(_table(_machine(report.machine)))
     title("StoreReport")
     console.print(_table(_store(report.store)))
     title("RDMA")

@@ -25,6 +25,7 @@ from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
 from zcactor.driver.finding import find_head, is_one
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.folders import user_folder, variable_of, writing
+from zcactor.machine import check_calls
 from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.standard import open_standard
@@ -152,6 +153,7 @@ def start_node(
         ValueError: `head` or the host is not a usable address, or this host has fewer GPUs than the node is to offer.
         OSError: a file or a process cannot be made.
     """
+    check_calls()
     open_standard()  # or a lock could get the number of one, which the agent gives to /dev/null
     if ipaddress.ip_address(config.host).is_unspecified:
         raise ValueError(

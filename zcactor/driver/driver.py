@@ -32,7 +32,7 @@ from zcactor.driver.finding import find_head
 from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
-from zcactor.machine import usable_cpus
+from zcactor.machine import check_calls, usable_cpus
 from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
@@ -151,6 +151,8 @@ def init(
         AuthenticationError: there is no token, the token is not that of the cluster, or other users can read the
             token's file; likewise for certificates.
         VersionMismatch: the cluster speaks another protocol or Python version.
+        OSError: the machine lacks a call of the system, a file cannot be made, or the node agent cannot be started; the
+            message has the remedy.
 
     Cancelling an ``await zc.init()`` ends all that it has started.
     """
@@ -208,6 +210,7 @@ async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Runt
     global _runtime, _starting
     check_free()
     open_standard()
+    check_calls()
     config, sources = load_config(arguments)
     _starting = True
     try:

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from zcactor.machine import CallMissing, check_calls
 from zcactor.standard import open_standard
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly). `main` is
             closed.
         ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``. `main` is closed.
+        CallMissing: the machine lacks a call of the system. `main` is closed.
         Exception: the error of `main`.
         SystemExit: SIGTERM has cancelled `main`.
     """
@@ -76,7 +78,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
                 "zc.run starts an event loop of its own, and one is running here already; await main() instead"
             )
         name = loop_name()
-    except (RuntimeError, ValueError):
+        check_calls()  # uvloop ends the process without a reason where it lacks one
+    except (RuntimeError, ValueError, CallMissing):
         main.close()
         raise
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
