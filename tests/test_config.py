@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -90,6 +91,34 @@ def test_empty_and_reserved_variables_set_nothing(here: Path, user: Path) -> Non
     config, sources = load(here, user, environ)
     assert config == Config()
     assert "secret" not in repr((config, sources))
+
+
+def test_variables_of_kubernetes_services_are_passed_over(here: Path, user: Path) -> None:
+    environ = {
+        "ZCACTOR_SERVICE_HOST": "10.96.0.12",
+        "ZCACTOR_SERVICE_PORT": "7433",
+        "ZCACTOR_SERVICE_PORT_HEAD_RPC": "7433",
+        "ZCACTOR_PORT": "tcp://10.96.0.12:7433",
+        "ZCACTOR_PORT_7433_TCP": "tcp://10.96.0.12:7433",
+        "ZCACTOR_PORT_7433_TCP_PROTO": "tcp",
+        "ZCACTOR_PORT_7433_TCP_PORT": "7433",
+        "ZCACTOR_PORT_7433_TCP_ADDR": "10.96.0.12",
+        "ZCACTOR_PORT_53_UDP": "udp://10.96.0.12:53",
+        "ZCACTOR_MY_HEAD_SERVICE_HOST": "fd00::1",
+        "ZCACTOR_MY_HEAD_PORT": "sctp://[fd00::1]:9",
+        "ZCACTOR_VERBS_PORT": "tcp://10.96.0.12:7433",  # of a Service called zcactor-verbs: no setting
+    }
+    config, sources = load(here, user, environ)
+    assert config == Config()
+    assert set(sources.values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    "variable", ["ZCACTOR_PORT", "ZCACTOR_SERVICE", "ZCACTOR_PORT_7433", "ZCACTOR_SERVICE_HOSTS", "ZCACTOR_PORT_X_TCP"]
+)
+def test_names_that_only_resemble_those_of_services_are_unknown(here: Path, user: Path, variable: str) -> None:
+    with pytest.raises(ValueError, match=f"no setting '{variable}'"):
+        load(here, user, {variable: "7433"})
 
 
 def test_an_argument_that_is_none_is_not_given(here: Path, user: Path) -> None:
@@ -184,18 +213,20 @@ def test_every_field_is_documented() -> None:
 
 def test_defaults_alone_import_neither_toml_nor_msgspec(here: Path, user: Path) -> None:
     program = (
-        "import sys, importlib.util\n"
-        "spec = importlib.util.spec_from_file_location('config', sys.argv[1])\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['config'] = module\n"
-        "spec.loader.exec_module(module)\n"
-        "module.load_config(environ={}, directory=sys.argv[2], user_directory=sys.argv[3])\n"
+        "import sys, types\n"
+        "package = sys.modules['zcactor'] = types.ModuleType('zcactor')  # without the imports of the package itself\n"
+        "package.__path__ = [sys.argv[1]]\n"
+        "from zcactor.config import load_config\n"
+        "load_config(environ={}, directory=sys.argv[2], user_directory=sys.argv[3])\n"
         "print(sorted({'tomllib', 'msgspec', 'numpy', 'asyncio'} & set(sys.modules)))\n"
     )
     path = sys.modules[Config.__module__].__file__
     assert path is not None
     done = subprocess.run(
-        [sys.executable, "-c", program, path, str(here), str(user)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, os.path.dirname(path), str(here), str(user)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == "[]"
 

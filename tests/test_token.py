@@ -69,9 +69,9 @@ def test_empty_variables_are_none(tmp_path: Path) -> None:
     assert find_token(None, environ) is None
 
 
-def test_default_file_without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
-    for environ in ({}, {"XDG_CONFIG_HOME": ""}):
+def test_default_file_without_a_variable() -> None:
+    for environ in ({}, {"XDG_CONFIG_HOME": ""}, {"XDG_CONFIG_HOME": "relative"}):
+        environ["HOME"] = "/home/somebody"
         assert default_file(environ) == Path("/home/somebody/.config/zcactor/token")
 
 

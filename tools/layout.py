@@ -60,7 +60,7 @@ FLOORS: Final = (
     "native",
     "buggify later token",
     "config errors hooks ids sizes",
-    "apart",
+    "apart folders machine standard",
 )
 """The rooms, from the top floor down."""
 ROOT: Final = "assembly.process"

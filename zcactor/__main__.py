@@ -8,6 +8,8 @@ import os
 import sys
 from typing import NoReturn
 
+from zcactor.standard import open_standard
+
 __all__ = ["main"]
 
 _EXTRA = frozenset({"click", "rich"})
@@ -15,6 +17,7 @@ _EXTRA = frozenset({"click", "rich"})
 
 def main() -> None:
     """Run the command line, then end the process with its exit status: 2 where the ``cli`` extra is not installed."""
+    open_standard()
     gc.disable()  # all that importing makes stays: to look for garbage takes a tenth of its time
     try:
         from zcactor.cli.main import app

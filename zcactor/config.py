@@ -7,11 +7,14 @@ environment (``ZCACTOR_`` and the field's name in capitals), arguments. Importin
 from __future__ import annotations
 
 import os
+import re
 import socket
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
+
+from zcactor.folders import NoFolder, is_there, user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +55,11 @@ RESERVED: Mapping[str, str] = MappingProxyType(
 """Variables that have the prefix and are not fields, each with its meaning. The cluster's token is kept out of `Config`
 so that printing the configuration never shows it."""
 
+_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+"""The ends of the names that Kubernetes sets for each Service in a pod's namespace. A Service called ``zcactor`` or
+``zcactor-head`` gives them our prefix. Of ``ZCACTOR_PORT`` and ``ZCACTOR_VERBS_PORT`` the value shows it, which is a
+URL then (``tcp://10.96.0.12:7433``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -91,7 +99,7 @@ class Config:
         namespace: the namespace of this program's actor names. Programs with different namespaces do not see each
             other's names.
         num_cpus: CPUs that this node offers to actors that ask for CPUs; None counts the CPUs that this process may run
-            on.
+            on, and no more than the quota of its control groups pays for, rounded up.
         num_gpus: GPUs that this node offers, the first ones of those that it sees; None offers all.
         transports: the transports that are allowed, separated by commas, the preferred one first: ``local`` (the same
             host), ``verbs`` (RDMA) and ``tcp``.
@@ -269,7 +277,8 @@ def load_config(
             not set.
         directory: folder of the program's ``zcactor.toml``, which may be missing; None means the working directory.
         user_directory: folder of the user's file, likewise; None means ``$XDG_CONFIG_HOME/zcactor``, or
-            ``~/.config/zcactor``.
+            ``~/.config/zcactor``. A user without a home directory has no such file. A file in a folder where this
+            process may not look counts as missing.
 
     Returns:
         The `Config`, and for each field ``"default"``, ``"argument"``, the variable's name or the file's path.
@@ -281,13 +290,17 @@ def load_config(
         OSError: a file exists and cannot be read.
     """
     environ = os.environ if environ is None else environ
+    folders = [user_directory, "." if directory is None else directory]
     if user_directory is None:
-        base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-        user_directory = os.path.join(base, "zcactor")
+        try:
+            folders[0] = user_folder("config", environ)
+        except NoFolder:
+            del folders[0]
 
     values: dict[str, Any] = {}  # each has its field's type, by `_convert`
     sources = dict.fromkeys(_names(), "default")
-    for folder in (user_directory, directory if directory is not None else "."):
+    for folder in folders:
+        assert folder is not None
         path = Path(folder, FILE_NAME)
         for name, value in _read_file(path).items():
             values[name] = _convert(name, value, str(path), lax=False)
@@ -318,11 +331,17 @@ def _unknown(source: str, name: str, valid: tuple[str, ...]) -> str:
 
 
 def _read_file(path: Path) -> dict[str, object]:
-    """The keys and values of a file; empty where the file does not exist."""
+    """The keys and values of a file; empty where the file does not exist, as far as this process may look."""
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except PermissionError as error:
+        if not is_there(path):
+            return {}
+        raise PermissionError(
+            f"{path.absolute()} cannot be read by user {os.geteuid()}: chmod it, or take it away"
+        ) from error
     import tomllib  # here and in `_convert`: programs without a file do not pay for the import
 
     try:
@@ -341,13 +360,18 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
     valid = {PREFIX + name.upper(): name for name in _names()}
     found = {}
     for variable, value in environ.items():
-        if not variable.startswith(PREFIX) or variable in RESERVED:
+        if not variable.startswith(PREFIX) or variable in RESERVED or _of_a_service(variable, value):
             continue
         if variable not in valid:
             raise ValueError(_unknown("environment", variable, (*valid, *RESERVED)))
         if value:
             found[valid[variable]] = value
     return found
+
+
+def _of_a_service(variable: str, value: str) -> bool:
+    """Whether Kubernetes has set this variable for a Service of that name; see `_SERVICE`."""
+    return _SERVICE.search(variable) is not None or (variable.endswith("_PORT") and "://" in value)
 
 
 def _convert(name: str, value: object, source: str, *, lax: bool) -> object:

@@ -30,7 +30,9 @@ class SpawnOptions(TypedDict, total=False):
     """``"owned"`` (default): the actor ends with the process that spawned it, and an unnamed actor also ends when its
     last handle is dropped. ``"detached"``: it outlives them."""
     num_cpus: float
-    """CPUs that are reserved until the actor ends. Default: 0."""
+    """CPUs that are reserved until the actor ends. In a process of its own, numeric libraries use as many threads,
+    rounded up, unless the environment says how many (``OMP_NUM_THREADS``, ``OPENBLAS_NUM_THREADS`` and the like).
+    Default: 0, which reserves nothing and bounds no threads."""
     num_gpus: float
     """GPUs of the actor until it ends: ``CUDA_VISIBLE_DEVICES`` names them in its process. A number below 1 is a share
     of one GPU, above 1 it must be whole. Default: 0, for an actor that sees all GPUs of its node."""
@@ -50,7 +52,9 @@ class SpawnOptions(TypedDict, total=False):
     max_retries: int
     """Default for the ``retries`` of the actor's idempotent methods."""
     env: Mapping[str, str]
-    """Environment variables of the actor's process."""
+    """Environment variables of the actor's process. It is a fork of a running one: numbers of threads take effect in
+    NumPy, too, and variables that are read when a process starts (``PYTHONHASHSEED``, ``LD_PRELOAD``) only in programs
+    that the actor starts, which is logged."""
     on_hang: Literal["none", "kill"]
     """``"kill"``: kill the actor's process when it stops responding. ``"none"``: let it be."""
 

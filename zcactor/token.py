@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import AuthenticationError
+from zcactor.folders import NoFolder, is_there, user_folder, variable_of, writing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,9 +37,15 @@ _MOUNTED: Final = "mount the Secret with defaultMode 0440, and give the pod's se
 
 
 def default_file(environ: Mapping[str, str]) -> Path:
-    """The path of the user's token when no other place is given: ``$XDG_CONFIG_HOME/zcactor/token``."""
-    base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return Path(base, "zcactor", "token")
+    """The path of the user's token when no other place is given: ``$XDG_CONFIG_HOME/zcactor/token``.
+
+    Raises:
+        AuthenticationError: the user has no folder for it.
+    """
+    try:
+        return user_folder("config", environ) / "token"
+    except NoFolder as error:
+        raise AuthenticationError(f"there is no place for the token: {error}, or ZCACTOR_TOKEN to the token") from error
 
 
 def parse_token(text: str, source: str) -> bytes:
@@ -159,18 +166,19 @@ def make_token_file(path: Path) -> bytes:
 
     Raises:
         FileExistsError: `path` exists already.
-        OSError: the file cannot be written.
+        NoFolder: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     token = secrets.token_bytes(TOKEN_NBYTES)
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(token.hex() + "\n")
-        os.link(part, path)  # fails where the file exists, and a reader never sees half of it
-    finally:
-        part.unlink()
+    with writing(path, f"set {variable_of('config')} to a folder of yours"):
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(fd, 0o600)  # under any umask
+            with open(fd, "w", encoding="ascii") as file:
+                file.write(token.hex() + "\n")
+            os.link(part, path)  # fails where the file exists, and a reader never sees half of it
+        finally:
+            part.unlink()
     return token
 
 
@@ -201,8 +209,8 @@ def find_token(argument: str | None, environ: Mapping[str, str]) -> tuple[bytes,
             raise AuthenticationError(f"ZCACTOR_TOKEN_FILE names {named}, which does not exist") from None
     if environ.get("ZCACTOR_TOKEN"):
         return parse_token(environ["ZCACTOR_TOKEN"], "ZCACTOR_TOKEN"), "ZCACTOR_TOKEN"
-    path = default_file(environ)
     try:
-        return read_token_file(path), str(path)
-    except FileNotFoundError:
+        path = user_folder("config", environ) / "token"
+        return (read_token_file(path), str(path)) if is_there(path) else None
+    except (NoFolder, FileNotFoundError):
         return None

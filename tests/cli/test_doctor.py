@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import zcactor
-from tests.cli.conftest import Look
+from tests.cli.conftest import NO_BINDING, Look
 from tests.objectstore.faked_groups import Usage, groups_of
 from tests.transport.certificates import Authority
 from zcactor.cli.doctor import (
@@ -24,6 +24,7 @@ from zcactor.cli.doctor import (
     bytecode_fix,
     examine,
 )
+from zcactor.cli.gpus import look_at_gpus
 from zcactor.config import Config, load_config
 from zcactor.objectstore.groups import default_capacity
 from zcactor.transport.verbs.device.sizing import CQE_OF_PEER, pinned_nbytes
@@ -292,3 +293,23 @@ def test_plain_is_json(look: Look, fabric: FakeFabric) -> None:
     assert plain["rdma"]["devices"][0]["attributes"]["max_srq_wr"] == 32768
     assert plain["rdma"]["devices"][0]["ports"][0]["gids"][1]["address"] == "10.77.0.1"
     assert json.loads(json.dumps(look().plain()))["rdma"]["missing"][0]["binding"] == "pyverbs"
+
+
+def test_the_machine_that_lacks_a_call_is_not_usable(tmp_path: Path) -> None:
+    sources = {field.name: "default" for field in fields(Config)}
+    found = examine(
+        Config(), sources, binding=NO_BINDING, groups=(), gpus=lambda config: look_at_gpus(config, tmp_path),
+        calls=lambda: ["memfd_create(2) fails here: [so]"],
+    )  # fmt: skip
+    assert found.machine.missing_calls == ("memfd_create(2) fails here: [so]",)
+    assert not found.usable
+
+
+def test_a_folder_that_cannot_be_used_is_named(look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert look().machine.folders == ()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    (sentence,) = look().machine.folders
+    assert sentence == (
+        f"{tmp_path}/file/zcactor cannot be used, as {tmp_path}/file is a file: set XDG_STATE_HOME to a folder of yours"
+    )

@@ -471,3 +471,20 @@ def test_token(hosts: Hosts) -> None:
 def test_token_that_cannot_be_written(hosts: Hosts) -> None:
     (hosts.directory / "config").touch()
     assert f"{hosts.token_file} cannot be made: " in refused(hosts, "token")
+
+
+@pytest.mark.parametrize("name", ["[/red]", "[bold]x", "[::1]:9", ":bomb:", "[link=x]", "a\x1b[31mb", "plain"])
+def test_names_and_addresses_are_shown_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    node = {"node_id": "ab" * 16, "host": name, "address": "x@[fe80::1]:7433", "transports": ["tcp"], "workers": 1}
+    actor = {"actor_id": "cd" * 16, "state": "alive", "node_id": "ab" * 16, "pid": 1, "restarts": 0}
+    told = {
+        "nodes": [{**node, "resources": {name: 1.0}}],
+        "head": {"pid": 1, "state": "leads", "epoch": 1, "log": "/x/[::1]-7433", "standbys": ["[::1]:7434"]},
+        "resources": {name: {"total": 2.0, "free": 1.0}},
+        "actors": [{**actor, "class_name": name, "name": name, "namespace": name}],
+    }
+    nodes._show("[::1]:7433", told)
+    out = capsys.readouterr().out
+    assert out.count(name if name.isprintable() else repr(name)[1:-1]) == 6
+    for text in ("cluster at [::1]:7433", "[fe80::1]:7433", "log /x/[::1]-7433", "standbys [::1]:7434"):
+        assert text in out

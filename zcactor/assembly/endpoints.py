@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
+from zcactor.folders import NoFolder, expanded
 from zcactor.objectstore.store import Block
 from zcactor.process.head_places import HeadPlaces
 from zcactor.transport.local.endpoint import LocalEndpoint
@@ -15,6 +16,7 @@ from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
@@ -47,7 +49,11 @@ def tls_of(config: Config) -> Tls | None:
         return None
     from zcactor.transport.stream.tls import load_tls
 
-    return load_tls(Path(config.tls).expanduser())
+    try:
+        folder = expanded(config.tls, os.environ)
+    except NoFolder as error:
+        raise AuthenticationError(f"tls is {config.tls!r}: {error}, or name the folder of tls in full") from error
+    return load_tls(folder)
 
 
 def make_endpoint(

@@ -26,6 +26,8 @@ from zcactor.assembly.endpoints import tls_of
 from zcactor.cli.gpus import look_at_gpus
 from zcactor.config import NOT_BY_TLS, TRANSPORTS
 from zcactor.errors import AuthenticationError
+from zcactor.folders import folder_problem
+from zcactor.machine import cpu_quota, missing_calls, usable_cpus
 from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
 from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viability
 from zcactor.transport.verbs.driver import bindings as drivers
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DeviceInfo",
     "GidInfo",
+    "MachineReport",
     "PortInfo",
     "Rdma",
     "Report",
@@ -67,6 +70,21 @@ class Setting:
     value: str | float | bool | None
     source: str
     """``"default"``, the variable's name or the file's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """The processors, the kernel, and the folders of this user."""
+
+    kernel: str
+    cpus: int
+    """The processors that this process may use."""
+    quota: float | None
+    """Processors that its control groups pay for at a time; None where they set no quota."""
+    missing_calls: tuple[str, ...]
+    """A sentence for each call of the kernel that is needed and fails."""
+    folders: tuple[str, ...]
+    """A sentence for each folder of the user that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +209,7 @@ class Report:
     python: str
     system: str
     settings: tuple[Setting, ...]
+    machine: MachineReport
     store: StoreReport
     rdma: Rdma
     gpus: Gpus
@@ -207,8 +226,8 @@ class Report:
 
     @property
     def usable(self) -> bool:
-        """Whether any transport is usable."""
-        return any(transport.usable for transport in self.transports)
+        """Whether any transport is usable, and the kernel has what is needed."""
+        return any(transport.usable for transport in self.transports) and not self.machine.missing_calls
 
     def plain(self) -> dict[str, Any]:
         """The report in the types of JSON: numbers, strings, lists and dictionaries, with the attributes' names."""
@@ -217,6 +236,13 @@ class Report:
 
 def _setting(config: Config, name: str, source: str) -> Setting:
     return Setting(name, getattr(config, name), source)
+
+
+def _machine(environ: Mapping[str, str], calls: Callable[[], Sequence[str]]) -> MachineReport:
+    return MachineReport(
+        platform.release(), usable_cpus(), cpu_quota(), tuple(calls()),
+        tuple(text for kind in ("config", "state") if (text := folder_problem(kind, environ))),
+    )  # fmt: skip
 
 
 def _limit(value: int) -> int | None:
@@ -379,6 +405,7 @@ def examine(
     huge_pages: Path = HUGE_PAGES,
     groups: Sequence[MemoryGroup] | None = None,
     gpus: Callable[[Config], Gpus] | None = None,
+    calls: Callable[[], Sequence[str]] = missing_calls,
 ) -> Report:
     """Look at this host.
 
@@ -390,6 +417,7 @@ def examine(
         huge_pages: the kernel's setting for shared memory.
         groups: the control groups that bound our memory; None looks for them.
         gpus: looks at the GPUs; None for `look_at_gpus`.
+        calls: tries the calls of the kernel.
     """
     if binding is None:
         binding = drivers.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
@@ -407,6 +435,7 @@ def examine(
         f"{platform.python_implementation()} {platform.python_version()}",
         platform.platform(),
         tuple(_setting(config, name, source) for name, source in sources.items()),
+        _machine(os.environ, calls),
         store,
         rdma,
         look_at_gpus(config, binding=binding) if gpus is None else gpus(config),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from typing import Final
 
 import click
 
@@ -15,9 +14,6 @@ from zcactor.cli.run import run
 from zcactor.config import load_config
 
 __all__ = ["app", "doctor"]
-
-_LEAST_COLUMNS: Final = 140
-"""Columns of output to a file or a pipe, where no window limits it."""
 
 
 @click.group()
@@ -32,26 +28,21 @@ def doctor(as_json: bool) -> None:
     """Show settings, limits, RDMA, GPUs, and which transports work.
 
     Each setting is shown with its source, and each failure with its cause and a remedy. The exit status is 1 when no
-    transport works, and 2 when the configuration has an error.
+    transport works or the kernel lacks a call, and 2 when the configuration has an error.
     """
     try:
         config, sources = load_config()
     except (ValueError, TypeError, OSError) as error:
         raise nodes.fail(" ".join(str(error).split()), 2) from error
     # The modules that only this command needs are imported here: starting a node is not to wait for them.
-    from rich.console import Console
-
     from zcactor.cli.doctor import examine
-    from zcactor.cli.render import render
+    from zcactor.cli.render import plain_console, render
 
     report = examine(config, sources)
     if as_json:
         click.echo(json.dumps(report.plain(), indent=2, allow_nan=False))
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = max(console.width, _LEAST_COLUMNS)
-        render(report, console)
+        render(report, plain_console())
     raise click.exceptions.Exit(0 if report.usable else 1)
 
 

@@ -18,12 +18,13 @@ from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import DEFAULT_PORT, EtcdState, KeptState, start_node, state_directory, stop_nodes
 from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
-from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.interface import shown
 from zcactor.node.agent_main import AGAIN
 from zcactor.process.loops import run
 from zcactor.token import default_file, make_token_file
 from zcactor.workers.run_directory import base_directory
+from zcactor.workers.zygote import pass_over_user_signals
 
 if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
@@ -152,7 +153,10 @@ def start(
     if directory is not None:
         kept = EtcdState(directory, fresh, standby)
     elif head and (state is not None or port):  # nobody finds a head again that listens at any port
-        folder = state_directory(os.environ, config.host, port) if state is None else Path(state).absolute()
+        try:
+            folder = state_directory(os.environ, config.host, port) if state is None else Path(state).absolute()
+        except OSError as error:  # there is no home, or no working directory
+            raise fail(f"{error}, or name a folder by --state DIR") from error
         kept = KeptState(folder, fresh)
     if force and directory is not None and _is_forced(config, directory, port):
         return
@@ -213,13 +217,16 @@ def _tell(node: StartedNode, block: bool, state: str | None) -> None:
 
 
 def _end_by_signals(node: StartedNode) -> None:
-    """Let Ctrl-C end the node in order, and SIGTERM have its actors move before, from here on."""
+    """Let Ctrl-C and SIGHUP end the node in order, and SIGTERM have its actors move before, from here on. Signals of
+    batch systems, which are meant for a program, pass over."""
 
     def end(number: int, _: object) -> None:
         node.process.send_signal(signal.SIGHUP if number == signal.SIGINT else number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
+            signal.signal(number, end)
+    pass_over_user_signals()
 
 
 @click.command()
@@ -318,18 +325,17 @@ def _plain(facts: Any) -> dict[str, Any]:
 
 
 def _show(address: str, told: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 140)
+    from zcactor.cli.render import plain_console
+
+    console = plain_console()
     nodes = Table("node", "host", "address", "transports", "resources", "processes", title=f"cluster at {address}")
     for node in told["nodes"]:
-        amounts = ", ".join(f"{name} {amount:g}" for name, amount in node["resources"].items())
+        amounts = ", ".join(f"{shown(name)} {amount:g}" for name, amount in node["resources"].items())
         place = node["address"].partition("@")[2]
         nodes.add_row(
-            node["node_id"][:8], node["host"], place, ",".join(node["transports"]), amounts, str(node["workers"])
+            node["node_id"][:8], shown(node["host"]), place, ",".join(node["transports"]), amounts, str(node["workers"])
         )
     console.print(nodes)
     head = told["head"]
@@ -340,14 +346,15 @@ def _show(address: str, told: dict[str, Any]) -> None:
         f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}{others}{waits}", soft_wrap=True
     )
     for name, amount in told["resources"].items():
-        console.print(f"{name}: {amount['free']:g} of {amount['total']:g} free")
+        console.print(f"{shown(name)}: {amount['free']:g} of {amount['total']:g} free")
     alive = [actor for actor in told["actors"] if actor["state"] != "dead"]
     if alive:
         actors = Table("actor", "class", "name", "namespace", "state", "node", "pid", "restarts")
         for actor in alive:
             actors.add_row(
-                actor["actor_id"][:8], actor["class_name"], shown(actor["name"] or ""), actor["namespace"],
-                actor["state"], actor["node_id"][:8], str(actor["pid"]), str(actor["restarts"]),
+                actor["actor_id"][:8], shown(actor["class_name"]), shown(actor["name"] or ""),
+                shown(actor["namespace"]), actor["state"], actor["node_id"][:8], str(actor["pid"]),
+                str(actor["restarts"]),
             )  # fmt: skip
         console.print(actors)
     else:
@@ -357,12 +364,12 @@ def _show(address: str, told: dict[str, Any]) -> None:
 @click.command()
 def token() -> None:
     """Make a token for a cluster, in a file that only you can read. An existing one is left alone."""
-    path = default_file(os.environ)
     try:
+        path = default_file(os.environ)
         make_token_file(path)
     except FileExistsError:
         click.echo(f"zcactor: there is a token in {path} already; copy that file to every host of the cluster")
-    except OSError as error:
-        raise fail(f"{path} cannot be made: {error.strerror}") from error
+    except (AuthenticationError, OSError) as error:
+        raise fail(error) from error
     else:
         click.echo(f"zcactor: a token is in {path}; copy that file to every host of the cluster, with mode 0600")

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import Console
-
-    from zcactor.cli.doctor import DeviceInfo, PortInfo, Rdma, Report, StoreReport, Transport
+    from zcactor.cli.doctor import DeviceInfo, MachineReport, PortInfo, Rdma, Report, StoreReport, Transport
     from zcactor.cli.gpus import GpuFinding, Gpus
 
-__all__ = ["nbytes", "render"]
+__all__ = ["nbytes", "plain_console", "render"]
+
+_LEAST_COLUMNS: Final = 140
+"""Columns of output to a file or a pipe, where no window limits it."""
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _UNSET = "-"
 _PATHS = {"mapped": "over the same memory", "host": "through host memory"}
+
+
+def plain_console() -> Console:
+    """Standard output, where text is shown as it is: brackets of names and IPv6 addresses are no markup, and ``:x:`` is
+    no picture."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_COLUMNS)
+    return console
 
 
 def nbytes(count: int | None) -> str:
@@ -46,6 +57,16 @@ def _table(rows: Iterable[tuple[object, ...]], header: tuple[str, ...] = ()) -> 
 
 def _yes(good: bool) -> Text:
     return Text("yes", "green") if good else Text("no", "red")
+
+
+def _machine(machine: MachineReport) -> Iterable[tuple[object, ...]]:
+    yield "kernel", f"Linux {machine.kernel}", ""
+    quota = "" if machine.quota is None else f"control groups pay for {machine.quota:g} at a time"
+    yield "processors", str(machine.cpus), quota
+    for sentence in machine.missing_calls:
+        yield "missing", Text("no", "red"), sentence
+    for sentence in machine.folders:
+        yield "folder", Text("no", "red"), sentence
 
 
 def _store(store: StoreReport) -> Iterable[tuple[object, ...]]:
@@ -156,6 +177,8 @@ def render(report: Report, console: Console) -> None:
     title("Configuration")
     settings = [(one.name, _UNSET if one.value is None else one.value, one.source) for one in report.settings]
     console.print(_table(settings, ("setting", "value", "source")))
+    title("Machine")
+    console.print(_table(_machine(report.machine)))
     title("StoreReport")
     console.print(_table(_store(report.store)))
     title("RDMA")

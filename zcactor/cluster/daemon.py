@@ -10,7 +10,6 @@ import subprocess
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,8 +24,11 @@ from zcactor.control.head_log import LogUnavailable, LogUnusable
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
 from zcactor.driver.finding import find_head, is_one
 from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.folders import user_folder, variable_of, writing
+from zcactor.machine import check_calls
 from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
+from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
 from zcactor.workers.run_directory import RunDirectory, base_directory
 from zcactor.workers.zygote import wait_for_end
@@ -34,6 +36,7 @@ from zcactor.workers.zygote import wait_for_end
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
+    from pathlib import Path
     from typing import IO
 
     from zcactor.cluster.child import Agent
@@ -92,13 +95,20 @@ class StartedNode(msgspec.Struct, frozen=True):
 
 
 def log_directory(environ: Mapping[str, str]) -> Path:
-    """The folder of nodes' logs: ``$XDG_STATE_HOME/zcactor/logs``."""
-    base = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(base, "zcactor", "logs")
+    """The folder of nodes' logs: ``$XDG_STATE_HOME/zcactor/logs``.
+
+    Raises:
+        NoFolder: the user has no folder for it.
+    """
+    return user_folder("state", environ) / "logs"
 
 
 def state_directory(environ: Mapping[str, str], host: str, port: int) -> Path:
-    """The folder of the log of the head at this address: ``$XDG_STATE_HOME/zcactor/heads/<host>-<port>``."""
+    """The folder of the log of the head at this address: ``$XDG_STATE_HOME/zcactor/heads/<host>-<port>``.
+
+    Raises:
+        NoFolder: the user has no folder for it.
+    """
     return log_directory(environ).with_name("heads") / f"{host}-{port}"
 
 
@@ -143,6 +153,8 @@ def start_node(
         ValueError: `head` or the host is not a usable address, or this host has fewer GPUs than the node is to offer.
         OSError: a file or a process cannot be made.
     """
+    check_calls()
+    open_standard()  # or a lock could get the number of one, which the agent gives to /dev/null
     if ipaddress.ip_address(config.host).is_unspecified:
         raise ValueError(
             f"{config.host} is no place where others find this host; give one of its addresses, for instance "
@@ -306,11 +318,11 @@ class _Starting:
         with ExitStack() as undo:
             directory = RunDirectory.shared(base_directory(), cluster.hex())
             undo.callback(directory.remove)
-            log = log_directory(os.environ) / f"node-{setup.get('record', node.hex())[:8]}.log"
-            output = None
+            log = output = None
             if logs:
-                log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                output = undo.enter_context(open(log, "ab", buffering=0, opener=_private))
+                log = log_directory(os.environ) / f"node-{setup.get('record', node.hex())[:8]}.log"
+                with writing(log, f"set {variable_of('state')} to a folder of yours"):
+                    output = undo.enter_context(open(log, "ab", buffering=0, opener=_private))
             agent, control = self._launch(directory.lock_fd, output)
             undo.callback(_kill, agent)
             undo.callback(control.close)
@@ -326,7 +338,7 @@ class _Starting:
                 },
             )  # fmt: skip
             role = "head" if head is None else "member"
-            ready = until_ready(control, agent, config.spawn_timeout, log if logs else None)
+            ready = until_ready(control, agent, config.spawn_timeout, log)
             if ready.startswith("s"):
                 role = "standby"
             ready = ready[1:]
@@ -334,7 +346,7 @@ class _Starting:
             place = address.partition("@")[2]
             record = NodeFile(
                 setup.get("record", node.hex()), agent.pid, started_at(agent.pid) or 0, role, place,
-                head or place, str(log) if logs else "", 0 if rank is None else os.getpid(),
+                head or place, str(log or ""), 0 if rank is None else os.getpid(),
                 "" if role == "member" or cluster == node == bytes.fromhex(setup["record"]) else cluster.hex(),
             )  # fmt: skip
             write_record(directory.path, record)

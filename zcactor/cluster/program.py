@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Final, Self
 from zcactor.errors import ZcactorError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import FrameType, TracebackType
 
-__all__ = ["CannotStart", "RunProgram", "Signals"]
+__all__ = ["OF_BATCH_SYSTEMS", "CannotStart", "RunProgram", "Signals"]
+
+OF_BATCH_SYSTEMS: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""Signals by which batch systems ask a program to save its work, or to begin anew, and terminals say that they close
+(``scancel --signal``, ``sbatch --signal=USR1@60``). Their usual effect would end a rank and leave what it has started.
+"""
 
 NOT_THERE: Final = 127
 """The exit status where a program was not found, as shells have it (POSIX, 2.8.2)."""
@@ -75,6 +80,10 @@ class RunProgram:
         found = self._process.poll()
         return found if found is None or found >= 0 else _BY_SIGNAL - found
 
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        self._process.send_signal(number)
+
     def end(self, grace: float) -> None:
         """Send SIGTERM. The program has `grace` seconds from the first of these calls; see `patience`."""
         if self._kill_at is None:
@@ -101,22 +110,26 @@ class RunProgram:
 
 
 class Signals:
-    """SIGTERM and SIGINT as events, inside the context.
+    """SIGTERM, SIGINT and `OF_BATCH_SYSTEMS` as events, inside the context.
 
-    Until `wait` is called they raise ``SystemExit`` with 128 + n, so that what was begun is undone.
+    Until `wait` is called they raise ``SystemExit`` with 128 + n, so that what was begun is undone. Signals that are
+    ignored at the start (nohup(1)) stay so, here and in the program.
     """
 
     def __init__(self) -> None:
         self.number = 0
         """The first signal that came after `wait`; 0 before."""
         self._raises = True
+        self._elsewhere: dict[int, Callable[[int], None]] = {}
         self._pid = os.getpid()
         self.fd, self._write = os.pipe()
         """Readable once a signal has come."""
         os.set_blocking(self._write, False)
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._came) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        numbers += [number for number in OF_BATCH_SYSTEMS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._came) for number in numbers}
         return self
 
     def __exit__(
@@ -130,11 +143,17 @@ class Signals:
     def _came(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a fork that has not set its own handlers yet
             return
-        if self._raises:
+        if number in self._elsewhere:
+            self._elsewhere[number](number)
+        elif self._raises:
             raise SystemExit(_BY_SIGNAL + number)
-        if not self.number:
+        elif not self.number:
             self.number = number
             os.write(self._write, b"s")
+
+    def hand_on(self, numbers: Iterable[int], to: Callable[[int], None]) -> None:
+        """Call `to` with each of these signals from here on, which then ends nothing here."""
+        self._elsewhere.update(dict.fromkeys(numbers, to))
 
     def wait(self) -> None:
         """From here on signals raise nothing, and are waited for."""

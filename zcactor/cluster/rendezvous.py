@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch, ZcactorError
+from zcactor.folders import user_folder, writing
 from zcactor.ids import ProcessId
 from zcactor.transport.stream.probe import Identity, identify
 
@@ -108,12 +109,15 @@ def bindable(host: str, port: int) -> bool:
 
 
 def folder_of(environ: Mapping[str, str]) -> Path:
-    """The folder in which ranks find each other: ``ZCACTOR_RENDEZVOUS``, or ``$XDG_STATE_HOME/zcactor/runs``."""
+    """The folder in which ranks find each other: ``ZCACTOR_RENDEZVOUS``, or ``$XDG_STATE_HOME/zcactor/runs``.
+
+    Raises:
+        NoFolder: the user has no folder for it.
+    """
     named = environ.get("ZCACTOR_RENDEZVOUS")
     if named:
         return Path(named)
-    base = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(base, "zcactor", "runs")
+    return user_folder("state", environ) / "runs"
 
 
 class _Note(msgspec.Struct):
@@ -165,14 +169,14 @@ class Meeting:
         """Write the head's address.
 
         Raises:
-            OSError: the file cannot be written.
+            NoFolder: the file cannot be written.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(msgspec.json.encode(_Note(self._run, address, socket.gethostname(), os.getpid())))
-        part.rename(self.path)
+        with writing(self.path, "set ZCACTOR_RENDEZVOUS to a folder that all hosts share"):
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(msgspec.json.encode(_Note(self._run, address, socket.gethostname(), os.getpid())))
+            part.rename(self.path)
 
     def remove(self, address: str) -> None:
         """Remove the file, unless another head has written it meanwhile."""

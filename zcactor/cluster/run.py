@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import start_node, token_for
 from zcactor.cluster.pmi import KeyValueSpace
-from zcactor.cluster.program import CannotStart, RunProgram, Signals
+from zcactor.cluster.program import OF_BATCH_SYSTEMS, CannotStart, RunProgram, Signals
 from zcactor.cluster.records import list_nodes
 from zcactor.cluster.rendezvous import (
     PORTS,
@@ -275,6 +276,7 @@ class _Rank:
             program = RunProgram(self._request.program, {**environ, "ZCACTOR_ADDRESS": address})
         except CannotStart as error:
             return error.status, str(error)
+        self._signals.hand_on(OF_BATCH_SYSTEMS, program.send)
         self._undo.callback(program.close)
         while (status := program.status()) is None:
             if self._signals.number or line.ended:
@@ -291,6 +293,7 @@ class _Rank:
 
     def follow(self) -> int:
         """Join the head's cluster and wait for its word. Returns the program's status."""
+        self._signals.hand_on((signal.SIGUSR1, signal.SIGUSR2), lambda number: None)  # the program is at rank 0
         head = self._find()
         node = start_node(
             self._config, own_host=self._own_host, head=head, port=0, resources={}, stays=False, launch=fork_agent,

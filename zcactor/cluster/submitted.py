@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from zcactor.cluster.rendezvous import Meeting
+from zcactor.standard import open_standard
 
 __all__ = ["ADDRESS", "begin", "main"]
 
@@ -42,6 +43,7 @@ def begin(folder: str, key: str, nodes: int, timeout: float) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run one of the two programs, ``rank`` or ``hold``. Returns the exit status."""
+    open_standard()
     if arguments[0] == "hold":
         return _hold(*arguments[1:])
     folder, key, nodes, timeout = arguments[1:]

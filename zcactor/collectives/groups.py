@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +18,7 @@ from zcactor.collectives.passing import pass_groups
 from zcactor.collectives.rails import Rails, hosts_of
 from zcactor.collectives.steps import place_of
 from zcactor.errors import ProtocolError, ZcactorError
+from zcactor.machine import usable_cpus
 from zcactor.peers.seating import Seat
 from zcactor.process.loops import fine_time
 from zcactor.process.spinning import Spinner
@@ -575,7 +575,7 @@ class Groups:
             done(_error_of(job))
             return
         if self._threads is None:
-            threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+            threads = min(_MAX_THREADS, usable_cpus())
             self._threads = ThreadPoolExecutor(threads, "zcactor-collectives")
         self._threads.submit(self._work, job, done)
 

@@ -8,11 +8,11 @@ four hosts a quarter faster (`python -m benchmarks.group_hosts`). The bits are t
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.collectives.folding import Operand, fold, native_kind
+from zcactor.machine import usable_cpus
 from zcactor.objectstore.lease import RemoteLease
 from zcactor.process.tasks import all_of
 from zcactor.transport.tcp.flow import take_flows
@@ -88,7 +88,7 @@ class Inflow:
             `out` have no meaning.
         """
         itemsize = self._dtype.itemsize
-        threads = min(MAX_THREADS, max(len(os.sched_getaffinity(0)) // 2, 1), count * itemsize // SHARE_NBYTES + 1)
+        threads = min(MAX_THREADS, max(usable_cpus() // 2, 1), count * itemsize // SHARE_NBYTES + 1)
         share = -(-count // threads)
         done = await all_of([
             self._share(

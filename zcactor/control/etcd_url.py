@@ -10,8 +10,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from zcactor.folders import NoFolder, expanded
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = ["SCHEME", "EtcdAccess", "EtcdPlace", "find_access", "parse_url"]
 
@@ -78,7 +81,8 @@ def find_access(environ: Mapping[str, str]) -> EtcdAccess:
     """The access that the variables ``ZCACTOR_ETCD_*`` describe.
 
     Raises:
-        ValueError: one of them is set, and another that it needs is not.
+        ValueError: one of them is set, and another that it needs is not, or a path begins with the home of a user who
+            has no home.
     """
     value = {name: environ.get(f"ZCACTOR_ETCD_{name}", "") for name in ("CA", "CERT", "KEY", "USER", "PASSWORD_FILE")}
     for name, needed in (("CERT", "KEY"), ("KEY", "CERT"), ("CERT", "CA"), ("USER", "PASSWORD_FILE")):
@@ -86,5 +90,8 @@ def find_access(environ: Mapping[str, str]) -> EtcdAccess:
             raise ValueError(f"ZCACTOR_ETCD_{name} is set, and ZCACTOR_ETCD_{needed} is not: set both, or neither")
     if value["PASSWORD_FILE"] and not value["USER"]:
         raise ValueError("ZCACTOR_ETCD_PASSWORD_FILE is set, and ZCACTOR_ETCD_USER is not: set both, or neither")
-    paths = {name: Path(value[name]).expanduser() if value[name] else None for name in value if name != "USER"}
+    try:
+        paths = {name: expanded(value[name], environ) if value[name] else None for name in value if name != "USER"}
+    except NoFolder as error:
+        raise ValueError(f"the variables ZCACTOR_ETCD_*: {error}, or name the files in full") from error
     return EtcdAccess(paths["CA"], paths["CERT"], paths["KEY"], value["USER"], paths["PASSWORD_FILE"])

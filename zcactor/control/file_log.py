@@ -27,6 +27,7 @@ from zcactor.control.head_log import (
     check_batch,
 )
 from zcactor.control.leading import Leading
+from zcactor.folders import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -196,7 +197,7 @@ class FileLog:
     def _open(self, me: Candidate) -> int:
         """Lock the folder, open the database and begin a term. Returns its epoch."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self._folder)
             self._refuse_remote()
             self._lock(me)
             if self._fresh:

@@ -8,12 +8,12 @@ sees no difference.
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zcactor import ids
 from zcactor.control.scheduler import Ledger, Order
 from zcactor.errors import ConnectionLost, InsufficientResources
+from zcactor.machine import usable_cpus
 from zcactor.process.place import Place
 from zcactor.workers.worker_table import WorkerRecord, WorkerTable
 
@@ -32,7 +32,7 @@ __all__ = [
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 """The variable that names the GPUs of a process."""
 
-SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
+SHARED_WORKERS = usable_cpus()
 """Processes on each node over which actors with ``process="shared"`` are spread: one per core."""
 
 

@@ -32,6 +32,7 @@ from zcactor.driver.finding import find_head
 from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
+from zcactor.machine import check_calls, usable_cpus
 from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
@@ -39,6 +40,7 @@ from zcactor.objectstore.store import Store
 from zcactor.process import context
 from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
+from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token
 from zcactor.transport.stream.probe import identify
 from zcactor.workers.orphans import LastResort
@@ -116,8 +118,8 @@ def init(
         address: ``"host:port"`` of the head of a running cluster, which the program joins as a driver; several of them
             with commas between them, any of which may be a standby's; or the ``etcd://`` URL of its heads. With no
             address here or in the settings, an embedded node starts.
-        num_cpus: number of CPUs that actors may reserve; default the CPUs that this process may use. For an embedded
-            node only.
+        num_cpus: number of CPUs that actors may reserve; default the CPUs that this process may use, by its
+            affinity and the quota of its control groups. For an embedded node only.
         num_gpus: number of GPUs that actors may reserve; default the GPUs that this process sees. For an embedded node
             only.
         resources: amounts of custom resources, by name, each at least 0. For an embedded node only.
@@ -149,6 +151,8 @@ def init(
         AuthenticationError: there is no token, the token is not that of the cluster, or other users can read the
             token's file; likewise for certificates.
         VersionMismatch: the cluster speaks another protocol or Python version.
+        OSError: the machine lacks a call of the system, a file cannot be made, or the node agent cannot be started; the
+            message has the remedy.
 
     Cancelling an ``await zc.init()`` ends all that it has started.
     """
@@ -205,6 +209,8 @@ def adopt(runtime: Runtime) -> None:
 async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Runtime:
     global _runtime, _starting
     check_free()
+    open_standard()
+    check_calls()
     config, sources = load_config(arguments)
     _starting = True
     try:
@@ -422,7 +428,7 @@ def resources_of(config: Config, custom: Mapping[str, float], gpus: Sequence[str
         gpus: the UUIDs of the GPUs that the node offers.
     """
     count = len(gpus) if config.num_gpus is None else config.num_gpus
-    total = {"CPU": float(config.num_cpus if config.num_cpus is not None else len(os.sched_getaffinity(0))), **custom}
+    total = {"CPU": float(config.num_cpus if config.num_cpus is not None else usable_cpus()), **custom}
     if count:
         total["GPU"] = float(count)
     return total

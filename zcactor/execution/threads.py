@@ -7,10 +7,11 @@ at most `PATIENCE` for a free thread, and then a thread is added. Threads withou
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
+
+from zcactor.machine import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ class Threads:
 
     def __init__(self, name: str, size: int | None = None) -> None:
         self._name = name
-        self.size = size or 2 * len(os.sched_getaffinity(0))
+        self.size = size or 2 * usable_cpus()
         self._lock = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
         self._queued = 0

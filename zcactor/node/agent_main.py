@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zcactor.node.door import Door
+from zcactor.standard import open_standard
 from zcactor.workers.orphans import MARK, keep_orphans
 from zcactor.workers.run_directory import RunDirectory
-from zcactor.workers.zygote import set_death_signal
+from zcactor.workers.zygote import pass_over_user_signals, set_death_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -162,6 +163,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
         lock_fd: descriptor of the run directory's lock.
         parent: pid of the launcher, with which the agent ends; 0 where only the socket says so.
     """
+    open_standard()
     if parent:
         set_death_signal(signal.SIGTERM)
         if os.getppid() != parent:  # it had ended before
@@ -169,6 +171,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
     control = socket.socket(fileno=fd)
     os.set_inheritable(lock_fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pass_over_user_signals()
     import zcactor.node.worker_main  # noqa: F401  # for workers: the zygote shares it with them
     from zcactor.workers import zygote
 
@@ -269,11 +272,15 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
     from zcactor.assembly.endpoints import preload
     from zcactor.assembly.system import system_interface
     from zcactor.control.head import agent_interface
+    from zcactor.machine import usable_cpus
     from zcactor.marshal.importable import search_here
+    from zcactor.node.numeric_threads import loaded_libraries
     from zcactor.node.worker_main import become_worker
     from zcactor.objectstore.groups import inherited_groups
 
     inherited_groups()
+    usable_cpus()
+    loaded_libraries()
     system_interface()
     agent_interface()
     preload(setup["config"]["transports"], clustered=setup["clustered"])

@@ -25,6 +25,7 @@ from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.interface import Interface, shown
+from zcactor.node.numeric_threads import follow_cpus, follow_environment, read_too_early
 from zcactor.objectstore.store import Store
 from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process import context
@@ -65,6 +66,8 @@ class Worker:
     def __init__(self, process: Process, node: str) -> None:
         self.process = process
         self.node = node
+        self.alone = False
+        """Whether it is a process of its own, whose environment is the actor's."""
         self.done: asyncio.Future[None] = process.loop.create_future()
         self._news: list[tuple[Any, ...]] = []
         """The places of the actors that have lived here, in the form that peers take."""
@@ -90,6 +93,8 @@ class Worker:
         parts = recipe.parts
         if options.get("max_restarts"):  # another life must find the spawner's arguments as they were passed
             parts = process.marshaller.duplicate(parts)
+        if self.alone and options.get("num_cpus") and options.get("process") != "shared":
+            follow_cpus(options["num_cpus"])  # before the class's modules load libraries that read the variables
         # The class is unpickled on the loop, because its runner needs it. The constructor runs in the actor's thread.
         actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags)
         kwargs = args.pop() if recipe.flags & Flags.KWARGS else {}
@@ -272,11 +277,20 @@ def flush_output() -> None:
 
 def become_worker(setup: dict[str, Any]) -> None:
     """Run a worker until its agent is gone or tells it to leave. Called in a fresh fork of the zygote."""
-    os.environ.update(setup["env"])
-    if "TZ" in setup["env"]:
+    env: dict[str, str] = setup["env"]
+    os.environ.update(env)
+    if "TZ" in env:
         time.tzset()
+    if env:
+        follow_environment(env)
     if logging.lastResort is not None:  # this handler shows records until user code configures logging
         logging.lastResort.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    if too_early := read_too_early(env):
+        logger.warning(
+            "env sets %s, which a process reads when it starts, and actors' processes are forks of one: programs that "
+            "the actor starts see it; for the actor itself set it where zc.init or zcactor start is called",
+            ", ".join(too_early),
+        )
     watch_forks()
     loop = new_event_loop(setup["loop"])
     asyncio.set_event_loop(loop)
@@ -296,17 +310,19 @@ async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     process.namespace = setup["namespace"]
     context.set_current(process)
     process.use_numpy()
-    await serve(process, setup["node"])
+    await serve(process, setup["node"], alone=True)
 
 
-async def serve(process: Process, node: str) -> None:
+async def serve(process: Process, node: str, *, alone: bool = False) -> None:
     """Run a worker until the agent of its node is gone or tells it to leave.
 
     Args:
         process: the worker's own, with an endpoint that has not been started.
         node: id of its node.
+        alone: whether the worker is a process of its own, and not a part of a test's or a simulation's.
     """
     worker = Worker(process, node)
+    worker.alone = alone
     process.system.worker = worker
     process.broken_gpus.on_broken = worker.gpu_broke
     process.sessions.node = bytes.fromhex(node)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from zcactor.machine import group_folders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +31,8 @@ __all__ = [
 
 _UNLIMITED: Final = 1 << 60
 """Bytes from which on a limit means none: version 1 writes "no limit" as a number of about 2**63."""
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
-"""The form in which mountinfo writes a blank and similar characters."""
+_NAMES_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_NAMES_2: Final = ("memory.max", "memory.current", "inactive_file")
 _SHARE: Final = 0.3
 """Share of memory for one process's arena, so that a driver and a worker or two do not take all of it."""
 
@@ -97,22 +98,11 @@ def own_groups(proc: Path = Path("/proc/self")) -> tuple[MemoryGroup, ...]:
     Args:
         proc: the folder of the process in proc(5).
     """
-    try:
-        memberships = (proc / "cgroup").read_text("utf-8", "surrogateescape").splitlines()
-        mounts = (proc / "mountinfo").read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:  # proc(5) is missing, or has no entry for this process
-        return ()
     found = []
-    for line in memberships:  # cgroups(7): hierarchy, controllers, path
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            names, kind = ("memory.max", "memory.current", "inactive_file"), "cgroup2"
-        elif "memory" in controllers.split(","):
-            names, kind = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), "cgroup"
-        else:
-            continue
-        folders = _folders(path, mounts, kind)
-        found += [MemoryGroup(folder, *names) for folder in folders if (folder / names[0]).exists()]
+    for folder, unified in group_folders("memory", proc):
+        names = _NAMES_2 if unified else _NAMES_1
+        if (folder / names[0]).exists():
+            found.append(MemoryGroup(folder, *names))
     return tuple(found)
 
 
@@ -120,25 +110,6 @@ def own_groups(proc: Path = Path("/proc/self")) -> tuple[MemoryGroup, ...]:
 def inherited_groups() -> tuple[MemoryGroup, ...]:
     """The result of `own_groups`, read once: forked children are in the groups of their parent."""
     return own_groups()
-
-
-def _folders(path: str, mounts: Sequence[str], kind: str) -> list[Path]:
-    """The folders at which the group `path` and its parents are mounted."""
-    for line in mounts:  # proc(5): ... root, mount point, ... "-", type, source, options of the file system
-        head, _, tail = line.partition(" - ")
-        mounted, _, options = tail.split(" ", 2)
-        if mounted != kind or (kind == "cgroup" and "memory" not in options.split(",")):
-            continue
-        root, point = (_OCTAL.sub(_character, field) for field in head.split(" ")[3:5])
-        top, group = Path(point), Path(path)
-        # A group outside of the mounted part, as in another name space, is only visible as the mounted part.
-        folder = top / group.relative_to(root) if group.is_relative_to(root) and ".." not in group.parts else top
-        return [each for each in (folder, *folder.parents) if each.is_relative_to(top)]
-    return []
-
-
-def _character(octal: re.Match[str]) -> str:
-    return chr(int(octal[1], 8))
 
 
 def smallest(groups: Sequence[MemoryGroup]) -> MemoryGroup | None:

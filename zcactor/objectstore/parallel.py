@@ -11,6 +11,8 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
+from zcactor.machine import usable_cpus
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,7 +36,7 @@ class _Crew:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
-        self.parts = min(_MAX_PARTS, len(os.sched_getaffinity(0)))
+        self.parts = min(_MAX_PARTS, usable_cpus())
 
     def submit(self, work: Callable[[int, int], None], start: int, stop: int) -> Future[None] | None:
         """Start ``work(start, stop)`` in a thread; None when the interpreter ends and takes no new work."""

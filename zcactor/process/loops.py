@@ -9,6 +9,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from zcactor.machine import CallMissing, check_calls
+from zcactor.standard import open_standard
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from types import FrameType
@@ -64,16 +67,19 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly). `main` is
             closed.
         ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``. `main` is closed.
+        CallMissing: the machine lacks a call of the system. `main` is closed.
         Exception: the error of `main`.
         SystemExit: SIGTERM has cancelled `main`.
     """
+    open_standard()  # before the loop opens descriptors
     try:
         if asyncio._get_running_loop() is not None:  # this accessor does not raise
             raise RuntimeError(
                 "zc.run starts an event loop of its own, and one is running here already; await main() instead"
             )
         name = loop_name()
-    except (RuntimeError, ValueError):
+        check_calls()  # uvloop ends the process without a reason where it lacks one
+    except (RuntimeError, ValueError, CallMissing):
         main.close()
         raise
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

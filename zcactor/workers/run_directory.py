@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from zcactor.machine import file_lock_missing
+
 __all__ = ["PREFIX", "RunDirectory", "base_directory", "sweep"]
 
 PREFIX = f"zcactor-{os.getuid()}-"
@@ -97,6 +99,7 @@ class RunDirectory:
         base: the folder to make it in; left-over run directories there are removed first.
 
     Raises:
+        CallMissing: the file system has no locks.
         OSError: the directory cannot be made.
     """
 
@@ -105,10 +108,16 @@ class RunDirectory:
         self._shared = False
         self.path = base / f"{PREFIX}{secrets.token_hex(16)}"
         self.path.mkdir(mode=0o700)
-        self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self.lock_fd = -1
         """The locked file; -1 once removed. A process that inherits it keeps the directory in use."""
-        fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._mark()
+        try:
+            self.path.chmod(0o700)  # under any umask
+            self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            _flock(self.path, self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._mark()
+        except OSError:
+            self._undo()
+            raise
 
     def _mark(self) -> None:
         """Mark the directory: from here on it is swept once no process holds its lock."""
@@ -126,6 +135,7 @@ class RunDirectory:
 
         Raises:
             PermissionError: a file or directory of that name belongs to another user, or is open to others.
+            CallMissing: the file system has no locks.
             OSError: the directory cannot be made.
         """
         sweep(base)
@@ -133,14 +143,23 @@ class RunDirectory:
         self.path = base / f"{PREFIX}{name}"
         self._shared = True
         for _ in range(_ATTEMPTS):
+            made = False
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=0o700)
+                made = True
             with contextlib.suppress(FileNotFoundError):  # its last user was just removing it
+                if made:
+                    self.path.chmod(0o700)  # under any umask
                 status = self.path.lstat()
                 if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
                     raise PermissionError(f"{self.path} is in the way: it must be a directory that only we can use")
                 self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                fcntl.flock(self.lock_fd, fcntl.LOCK_SH)  # waits for a process that is removing it
+                try:
+                    _flock(self.path, self.lock_fd, fcntl.LOCK_SH)  # waits for a process that is removing it
+                except OSError:
+                    if made:
+                        self._undo()
+                    raise
                 if os.fstat(self.lock_fd).st_nlink > 0:
                     self._mark()
                     return self
@@ -174,6 +193,13 @@ class RunDirectory:
                         os.close(folder)
             self.forget()
 
+    def _undo(self) -> None:
+        """Take a directory away that was just made, and could not be locked or marked."""
+        for name in (_MARKER, _LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        self.path.rmdir()
+        self.forget()
+
     def forget(self) -> None:
         """Let go of the lock and leave the directory alone."""
         if self.lock_fd >= 0:
@@ -181,10 +207,26 @@ class RunDirectory:
             self.lock_fd = -1
 
 
+def _flock(path: Path, fd: int, how: int) -> None:
+    """Lock the file of a directory; see flock(2).
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        CallMissing: the file system has no locks.
+    """
+    try:
+        fcntl.flock(fd, how)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise file_lock_missing(path / _LOCK, error) from error
+
+
 def _lock(fd: int) -> bool:
-    """Lock it; False when another process holds the lock, or the file was removed meanwhile."""
+    """Lock it; False when another process holds the lock, the file was removed meanwhile, or its file system has no
+    locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:
         return False
     return os.fstat(fd).st_nlink > 0

@@ -38,6 +38,7 @@ __all__ = [
     "kill_group",
     "kill_orphans",
     "outlive_sigterm",
+    "pass_over_user_signals",
     "run_zygote",
     "set_death_signal",
     "set_name",
@@ -86,6 +87,19 @@ def _pass_over(number: int, _: object) -> None:
     if os.getpid() != _outlives:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+def pass_over_user_signals() -> None:
+    """Let SIGUSR1 and SIGUSR2 pass over this process and its forks, unless they set handlers of their own.
+
+    Batch systems send them to every process of a job, and mean the program. In programs that are started here they have
+    their usual effect.
+    """
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, _do_nothing)
+
+
+def _do_nothing(number: int, _: object) -> None: ...
 
 
 def adopt_orphans(*, yes: bool = True) -> None:

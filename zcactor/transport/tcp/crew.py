@@ -11,12 +11,14 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Final
 
+from zcactor.machine import usable_cpus
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Crew", "NoThread", "run"]
 
-SPARE: Final = 2 * (os.cpu_count() or 1)
+SPARE: Final = 2 * usable_cpus()
 """Threads that may wait for work. The processors could not run more of them at the same time."""
 REST: Final = 10.0
 """Seconds without work after which a thread ends. Starting another one takes 50 us."""

@@ -1,0 +1,116 @@
+"""`zcactor.machine`: quotas of control groups in both versions, and the processors that are left."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from zcactor import machine
+from zcactor.machine import cpu_quota, group_folders, usable_cpus
+from zcactor.workers.run_directory import RunDirectory
+
+PERIOD = 100_000
+versions = pytest.mark.parametrize("version", [1, 2])
+
+
+def process_in(base: Path, quotas: dict[str, float | None], version: int) -> Path:
+    """Write groups with these quotas, by path, None for no quota; the process is in the last one. Returns its folder
+    as in proc(5)."""
+    mount = base / "a mount"
+    for path, quota in quotas.items():
+        folder = mount / path
+        folder.mkdir(parents=True, exist_ok=True)
+        number = None if quota is None else str(int(quota * PERIOD))
+        if version == 2:
+            (folder / "cpu.max").write_text(f"{number or 'max'} {PERIOD}\n")
+        else:
+            (folder / "cpu.cfs_quota_us").write_text(f"{number or -1}\n")
+            (folder / "cpu.cfs_period_us").write_text(f"{PERIOD}\n")
+    proc = base / "proc"
+    proc.mkdir()
+    own, point = f"/{list(quotas)[-1]}", str(mount).replace(" ", r"\040")
+    mounts = ["22 1 0:21 / /proc rw,nosuid - proc proc rw", "23 1 0:22 / /elsewhere rw - cgroup cgroup rw,memory"]
+    if version == 2:
+        (proc / "cgroup").write_text(f"0::{own}\n")
+        mounts.append(f"24 1 0:23 / {point} rw shared:4 - cgroup2 cgroup2 rw,nsdelegate")
+    else:
+        (proc / "cgroup").write_text(f"5:memory:/elsewhere\n4:cpu,cpuacct:{own}\n0::/\n")
+        mounts.append(f"24 1 0:23 / {point} rw - cgroup cgroup rw,cpu,cpuacct")
+        mounts.append(f"25 1 0:24 / {base / 'unified'} rw - cgroup2 cgroup2 rw")
+    (proc / "mountinfo").write_text("\n".join(mounts) + "\n")
+    return proc
+
+
+@versions
+@pytest.mark.parametrize(
+    ("quotas", "least"),
+    [
+        ({"a": None}, None),
+        ({"a": 0.5}, 0.5),
+        ({"a": 2.0}, 2.0),
+        ({"a": None, "a/b": 1.5}, 1.5),
+        ({"a": 0.25, "a/b": 4.0}, 0.25),
+        ({"a": 3.0, "a/b": None, "a/b/c": None}, 3.0),
+    ],
+)
+def test_the_least_quota_of_a_group_and_its_parents_counts(
+    tmp_path: Path, version: int, quotas: dict[str, float | None], least: float | None
+) -> None:
+    assert cpu_quota(process_in(tmp_path, quotas, version)) == least
+
+
+def test_no_group_sets_a_quota_where_there_are_no_files(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+    proc = process_in(tmp_path, {"a": 1.0}, 1)
+    (tmp_path / "a mount" / "a" / "cpu.cfs_period_us").unlink()  # as the group goes
+    assert cpu_quota(proc) is None
+    assert group_folders("cpu", proc)[0] == (tmp_path / "a mount" / "a", False)
+    assert [unified for _, unified in group_folders("blkio", proc)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus"), [(None, 4), (0.01, 1), (0.5, 1), (1.0, 1), (1.01, 2), (3.5, 4), (4.0, 4), (64.0, 4)]
+)
+def test_usable_processors_are_the_quotas_rounded_up(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, cpus: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(machine, "_own_quota", lambda: quota)
+    assert usable_cpus() == cpus
+
+
+def test_no_other_module_counts_processors() -> None:
+    package = Path(machine.__file__).parent
+    counting = [
+        path.relative_to(package).name
+        for path in package.rglob("*.py")
+        if "sched_getaffinity" in (text := path.read_text()) or "cpu_count" in text
+    ]
+    assert counting == ["machine.py"]
+
+
+def test_this_machine_lacks_nothing() -> None:
+    assert machine.missing_calls() == []
+    machine.check_calls()
+    machine.check_calls()
+
+
+def test_a_file_system_without_locks_is_named_and_nothing_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(fd: int, how: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    sentence = (
+        r"/lock cannot be locked by flock\(2\): Operation not supported.* set XDG_RUNTIME_DIR to a folder of yours"
+    )
+    with pytest.raises(machine.CallMissing, match=sentence):
+        RunDirectory(tmp_path)
+    with pytest.raises(machine.CallMissing, match=sentence):
+        RunDirectory.shared(tmp_path, "0" * 32)
+    assert list(tmp_path.iterdir()) == []
