@@ -91,7 +91,7 @@ class Worker:
         if options.get("max_restarts"):  # another life must find the spawner's arguments as they were passed
             parts = process.marshaller.duplicate(parts)
         # The class is unpickled on the loop, because its runner needs it. The constructor runs in the actor's thread.
-        actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags)
+        actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags, True)
         kwargs = args.pop() if recipe.flags & Flags.KWARGS else {}
         declared, there = Interface.from_wire(interface), Interface.of(actor_class)
         own = declared_options(actor_class)
