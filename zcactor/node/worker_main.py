@@ -90,6 +90,7 @@ class Worker:
         parts = recipe.parts
         if options.get("max_restarts"):  # another life must find the spawner's arguments as they were passed
             parts = process.marshaller.duplicate(parts)
+        take_log_level(options.get("log_level"))
         # The class is unpickled on the loop, because its runner needs it. The constructor runs in the actor's thread.
         actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags, True)
         kwargs = args.pop() if recipe.flags & Flags.KWARGS else {}
@@ -268,6 +269,14 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # user code may have replaced or closed it
             stream.flush()
+
+
+def take_log_level(level: int | None) -> None:
+    """Show log records from the spawner's `level` on, unless somebody has configured logging here."""
+    root, shown_by = logging.getLogger(), logging.lastResort
+    if level is not None and root.level == logging.WARNING and not root.handlers and shown_by is not None:
+        root.setLevel(level)
+        shown_by.setLevel(level)
 
 
 def become_worker(setup: dict[str, Any]) -> None:
