@@ -1,6 +1,7 @@
 # Every target does the whole set-up itself, on a machine that has nothing but Python >= 3.11:
 #   make demo    two programs: an array through three actors without a copy, then a parameter server that trains
 #   make check   lint, types and the quick tests, under two minutes
+#   make test-pythons   the quick tests on other versions of Python that are here, pyenv's or the path's (PYTHONS='3.12 3.14')
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make docs    the site of the documentation in docs/_build/html, with every Python block run and every link followed
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
@@ -38,9 +39,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := check
 SEEDS ?= 1:200
+PYTHONS ?= 3.12 3.13 3.14
 
 .PHONY: demo docs test collected test-engines engines test-rdma sanitize simulate seeds check quick bench lint setup system
-.PHONY: clean
+.PHONY: clean test-pythons
 
 setup: $(STAMP)
 
@@ -115,6 +117,18 @@ check: $(STAMP)
 
 quick: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
+
+# Each version has an environment of its own, and extension modules beside those of the others.
+test-pythons:
+	@failed=(); \
+	for version in $(PYTHONS); do \
+	    python=$$(ls -d "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$version.*/bin/python 2>/dev/null | tail -n 1); \
+	    [ -n "$$python" ] || python=$$(command -v python$$version) || \
+	        { echo "Python $$version is neither pyenv's nor on the path: its tests are skipped" >&2; continue; }; \
+	    echo "$$python"; \
+	    $(MAKE) --no-print-directory quick PY="$$python" VENV=build/python$$version || failed+=($$version); \
+	done; \
+	[ $${#failed[@]} = 0 ] || { echo "failed on Python $${failed[*]}" >&2; exit 1; }
 
 # `prepare` waits for downloads while the set-up and lint go on. Where no virtual machine can run it says why, and so do
 # the tests that are skipped. ARGS may leave no test in one of the two runs, which is status 5.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -208,7 +209,7 @@ def test_a_config_made_directly_is_checked_and_frozen() -> None:
 def test_every_field_is_documented() -> None:
     assert Config.__doc__ is not None
     for field in dataclasses.fields(Config):
-        assert f"\n        {field.name}: " in Config.__doc__
+        assert f"\n    {field.name}: " in inspect.cleandoc(Config.__doc__)
 
 
 def test_defaults_alone_import_neither_toml_nor_msgspec(here: Path, user: Path) -> None:

@@ -1,6 +1,7 @@
 """Find links of Markdown pages that lead nowhere: to files that are not there, and to headings that no page has.
 
-A path of a source file in backticks counts as a link, as from the repository's top or from the package.
+A path of a source file in backticks counts as a link, as from the repository's top or from the package. So does the
+dotted name of a package, or of one of its folders, with what is in it: ``zcactor.rpc.call.Call``, ``rpc.call``.
 
 ::
 
@@ -26,6 +27,11 @@ _FENCE: Final = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
 _CODE: Final = re.compile(r"`[^`\n]+`")
 _HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 _SOURCE: Final = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|c|h|fbs))\b[^`\n]*`")
+_DOTTED: Final = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)+)(?:\([^`\n]*\))?`")
+_CLASS: Final = re.compile(r"[a-z_]+(\.[a-z_]+)+\.[A-Z]\w*")
+_OTHERS: Final = ("docutils", "torch", "zc")
+"""Packages with classes in modules of theirs that pages name."""
+_SUFFIXES: Final = ("c", "fbs", "h", "md", "py", "toml")
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:")
 _INCLUDED: Final = re.compile(r"^```\{include\} (\S+)", re.MULTILINE)
 
@@ -53,6 +59,29 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
+def _is_there(name: str, packages: list[Path]) -> bool:
+    """Whether a dotted name names something: a folder, a module, or a word of the module that it leads to. Names that
+    begin with no package, and with no folder of one, are somebody else's, unless they look like a class of a folder
+    that is gone."""
+    first, *parts = name.split(".")
+    if parts[-1] in _SUFFIXES:
+        return True
+    for package in packages:
+        at = package if first == package.name else package / first
+        if not at.is_dir():
+            continue
+        while parts and (at / parts[0]).is_dir():
+            at /= parts.pop(0)
+        module = at / f"{parts[0]}.py" if parts else at
+        if module.is_file():
+            parts.pop(0)
+        else:
+            module, parts = at / "__init__.py", parts[:1]
+        text = module.read_text("utf-8") if module.is_file() else ""
+        return all(re.search(rf"\b{part}\b", text) for part in parts)
+    return not packages or first in _OTHERS or not _CLASS.fullmatch(name)
+
+
 def dead(page: Path, root: Path) -> Iterator[str]:
     """The links of a page that lead nowhere, each as a line with the page, the link and what is missing.
 
@@ -61,7 +90,11 @@ def dead(page: Path, root: Path) -> Iterator[str]:
         root: the top of the repository.
     """
     text = page.read_text("utf-8")
-    places = [root, *(module.parent for module in root.glob("*/__init__.py"))]
+    packages = [module.parent for module in root.glob("*/__init__.py")]
+    places = [root, *packages]
+    for name in _DOTTED.findall(_FENCE.sub("", text)):
+        if not _is_there(name, packages):
+            yield f"{page}: there is no {name}"
     for name in _SOURCE.findall(_FENCE.sub("", text)):
         if not any((place / name).exists() for place in places):
             yield f"{page}: there is no source file {name}"

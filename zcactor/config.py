@@ -93,7 +93,8 @@ class Config:
             patiently. 0 switches all such log lines off, including the lines about spawns that wait and about the end
             of a program.
         log_to_driver: whether the output and the log records of actors appear at the driver.
-        loop: the event loop of this process and its actors: ``"uvloop"``, which is faster, or ``"asyncio"``.
+        loop: the event loop of this process and its actors: ``"uvloop"``, which is faster where it is installed, or
+            ``"asyncio"``.
         address: ``"host:port"`` of the cluster to join as a driver, several of them with commas between them, or the
             ``etcd://`` URL of its heads; None starts an embedded node.
         namespace: the namespace of this program's actor names. Programs with different namespaces do not see each

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +87,134 @@ async def test_a_held_reference_survives_a_cancelled_await() -> None:
     assert await ref == "k"
     assert await second == "k"
     assert "k cancelled" not in await probe.entries()
+
+
+async def test_a_cancelled_task_that_never_ran_cancels_its_call() -> None:
+    probe: Any = await Probe.spawn()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(probe.ahold("at once"), 0)
+    task = asyncio.create_task(probe.ahold("task"))
+    await cancelled(task)
+    ref = probe.ahold("held")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ref, 0)
+    await cancelled(asyncio.create_task(ref))
+    await probe.open("held")
+    assert await ref == "held"
+    await probe.until("at once cancelled", "task cancelled")
+
+
+async def test_cancelling_what_waits_by_wait_for() -> None:
+    probe: Any = await Probe.spawn()
+
+    async def waits(ref: Any, key: str) -> None:
+        await probe.until(f"{key} began")
+        await asyncio.wait_for(asyncio.wait_for(ref, 60), None)
+
+    async def makes(key: str) -> None:
+        await asyncio.wait_for(asyncio.wait_for(probe.ahold(key), None), 60)
+
+    made = asyncio.create_task(makes("made"))
+    await probe.until("made began")
+    await cancelled(made)
+    await probe.until("made cancelled")
+    both = [asyncio.create_task(asyncio.wait_for(ref, 60)) for ref in (probe.ahold("one"),) for _ in range(2)]
+    ref = probe.ahold("held")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(waits(ref, "held"), 0.2)
+    await cancelled(asyncio.create_task(asyncio.wait_for(ref, 60)))
+    await probe.open("held")
+    assert await ref == "held"
+    await probe.until("one began")
+    await cancelled(both[0])
+    await probe.note("one goes on")
+    await cancelled(both[1])
+    await probe.until("one cancelled")
+
+
+async def by_variable(made: Any) -> AsyncIterator[Any]:
+    while True:
+        yield made
+
+
+async def by_attribute(made: Any) -> AsyncIterator[Any]:
+    holder = SimpleNamespace(made=made)
+    del made
+    while True:
+        yield holder.made
+
+
+async def by_element(made: Any) -> AsyncIterator[Any]:
+    holder = [made]
+    del made
+    while True:
+        yield holder[0]
+
+
+async def by_closure(made: Any) -> AsyncIterator[Any]:
+    while True:
+        yield (lambda: made)()
+
+
+async def by_global(made: Any) -> AsyncIterator[Any]:
+    globals()["held"] = made
+    del made
+    try:
+        while True:
+            yield held  # type: ignore[name-defined]  # noqa: F821
+    finally:
+        del globals()["held"]
+
+
+@pytest.mark.parametrize("holder", [by_variable, by_attribute, by_element, by_closure, by_global])
+async def test_whoever_holds_a_reference_keeps_its_call(holder: Any) -> None:
+    probe: Any = await Probe.spawn()
+    async with aclosing(holder(probe.ahold("k"))) as held:
+        await probe.until("k began")
+
+        async def plainly() -> None:
+            await (await anext(held))
+
+        async def by_wait_for() -> None:
+            await asyncio.wait_for(await anext(held), 60)
+
+        for how in (plainly, by_wait_for):
+            task = asyncio.create_task(how())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await cancelled(task)
+        for steps in range(2):
+            task = asyncio.create_task(await anext(held))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await cancelled(task)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(await anext(held), 0.01 * steps)
+        await probe.note("a round trip later")
+        assert not (await anext(held)).done()
+        await probe.open("k")
+        assert await (await anext(held)) == "k"
+
+
+async def test_awaits_in_a_loop_of_another_thread_are_cancelled_alike() -> None:
+    probe: Any = await Probe.spawn()
+    held = probe.ahold("held")
+
+    async def elsewhere() -> None:
+        for wait in (0, 0.05):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(held, wait)
+        await cancelled(asyncio.create_task(held))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(refs.pop(), 0.05)
+        await cancelled(asyncio.create_task(refs.pop()))
+
+    refs = [probe.ahold("task"), probe.ahold("wait_for")]
+    await probe.until("task began", "wait_for began")
+    await asyncio.to_thread(asyncio.run, elsewhere())
+    await probe.until("task cancelled", "wait_for cancelled")
+    await probe.open("held")
+    assert await held == "held"
 
 
 async def test_a_dropped_reference_cancels_nothing() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import pickle
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -227,3 +229,80 @@ async def test_a_pending_argument_steps_aside_in_an_async_actor() -> None:
     await probe.open("late")
     assert await zc.get(waiting) == ["late", "late"]
     assert await async_actor.entries() == ["overtakes", "overtakes too", "late", "late"]
+
+
+# ---------------------------------------------------------------- small arrays of arguments
+
+
+class Writer:
+    """Writes to what it gets, and tells what that was."""
+
+    def __init__(self, array: Any = None) -> None:
+        self.given = None if array is None else self.write(array)
+
+    def write(self, *values: Any, **named: Any) -> list[float]:
+        seen = []
+        for value in [*values, *named.values()]:
+            array = value
+            while not isinstance(array, np.ndarray):
+                array = array["a"] if isinstance(array, dict) else array.array if isinstance(array, Held) else array[0]
+            seen.append(float(array.sum()))
+            array[...] = 2
+        return seen
+
+    async def awrite(self, *values: Any) -> list[float]:
+        return self.write(*values)
+
+    def result(self, array: Any) -> Any:
+        return array
+
+    def first(self) -> Any:
+        return self.given
+
+
+@dataclass
+class Held:
+    array: Any
+
+
+SMALL = {
+    "whole": lambda n: np.ones(n, np.uint8),
+    "in a list": lambda n: [np.ones(n, np.uint8)],
+    "in a dict": lambda n: {"a": np.ones(n, np.uint8)},
+    "in an object": lambda n: Held(np.ones(n, np.uint8)),
+    "strided": lambda n: np.ones(2 * n, np.uint8)[::2],
+    "transposed": lambda n: np.ones((1, n), np.uint8).T,
+    "masked": lambda n: np.ma.masked_array(np.ones(n, np.uint8)),
+    "frozen": lambda n: zc.freeze(np.ones(n, np.uint8)),
+}
+
+
+@pytest.mark.parametrize("how", SMALL)
+async def test_small_arrays_of_arguments_can_be_written_to(how: str) -> None:
+    writer: Any = await zc.spawn(Writer, SMALL[how](7))
+    assert await writer.first() == [7]
+    limit = (await zc.explain(writer)).eager_limit
+    for n in (0, 1, limit - 1):
+        value = SMALL[how](n)
+        for method in (writer.write, writer.awrite):
+            assert await method(value) == [n]
+            assert await method(value, value) == [n, n], "what the first call wrote to is not the caller's"
+        assert await writer.write(3 * [value], named=value) == [n, n]
+    for n in (limit, limit + 1):
+        with pytest.raises(ValueError, match="read-only"):
+            await writer.write(SMALL[how](n))
+
+
+async def test_results_and_values_of_references_are_read_only_at_any_size() -> None:
+    """Whoever awaits the reference gets the same object."""
+    writer: Any = await zc.spawn(Writer)
+    for ref in (writer.result(np.ones(3)), writer.result([np.ones(3)]), zc.put(np.ones(3)), zc.put(Held(np.ones(3)))):
+        got = await ref
+        while not isinstance(got, np.ndarray):
+            got = got.array if isinstance(got, Held) else got[0]
+        with pytest.raises(ValueError, match="read-only"):
+            got += 1
+        for _ in range(2):  # the value is fetched, or comes in the call
+            with contextlib.suppress(ValueError):
+                assert await writer.write(ref) == [3]
+        assert float(got.sum()) == 3

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -443,3 +444,42 @@ def test_the_name_that_the_runtime_had() -> None:
     with pytest.warns(DeprecationWarning, match="zcactor.Node is zcactor.Runtime now"):
         assert zc.Node is zc.Runtime
     assert "Node" not in zc.__all__
+
+
+@pytest.mark.parametrize(("level", "heard"), [(None, "WEC"), ("DEBUG", "DIWEC"), ("INFO", "IWEC"), ("ERROR", "EC")])
+def test_actors_log_from_the_drivers_level_on(level: str | None, heard: str) -> None:
+    """Also those that actors spawn, and those that start again."""
+    program = f"""
+import logging
+LEVEL = {level!r}
+class Speaker:
+    def speak(self, who):
+        for level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+            logging.getLogger("mine").log(getattr(logging, level), who)
+    async def spawn(self):
+        return await zc.spawn(Speaker)
+    def pid(self): return os.getpid()
+async def main():
+    if LEVEL:
+        logging.basicConfig(level=LEVEL)
+        logging.getLogger("asyncio").setLevel("WARNING")
+    async with zc.init(num_cpus=1):
+        speaker = await zc.spawn(Speaker)
+        await speaker.speak("first")
+        nested = await speaker.spawn()
+        await nested.speak("nested")
+        again = await zc.actor(max_restarts=1)(type("Again", (Speaker,), {{}})).spawn()
+        pid = await again.pid()
+        os.kill(pid, signal.SIGKILL)
+        while True:
+            try:
+                if await again.pid() != pid: break
+            except (zc.ActorDied, zc.ActorUnavailable): await asyncio.sleep(0.01)
+        await again.speak("again")
+zc.run(main())
+"""
+    with Program(program) as ran:
+        assert ran.status() == 0
+        said = re.findall(r"([A-Z])[A-Z]+ mine: (\w+)", ran.stderr())
+    for who in ("first", "nested", "again"):
+        assert "".join(letter for letter, speaker in said if speaker == who) == heard

@@ -341,7 +341,8 @@ async def test_the_current_task_is_a_task_from_the_first_step() -> None:
     assert await handle.tools() == "tools"
     assert await handle.cancels_itself() == "cancelled"
     assert await handle.callback() == "done"
-    assert await handle.look() == (True, True, False, 1)
+    *looks, frames = await handle.look()
+    assert looks == [True, True, False] and frames >= 1  # from Python 3.12 on also those that run the task
     assert await handle.coroutine()
 
 

@@ -25,7 +25,8 @@ class Bench:
         marshaller: Any = SimpleNamespace(unpack=self._unpack)
         self.arguments = Arguments(marshaller, self.unblocked.append)
 
-    def _unpack(self, payload: Any, parts: Any, flags: int) -> Any:
+    def _unpack(self, payload: Any, parts: Any, flags: int, ours: bool) -> Any:
+        assert ours, "nobody else gets a call's arguments"
         self.unpacked.append(payload)
         if isinstance(payload, Exception):
             raise payload

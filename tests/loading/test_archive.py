@@ -69,7 +69,7 @@ async def test_archives_that_claim_too_much(tmp_path: Path) -> None:
     for at in (20, 24):  # more bytes, stored and compressed, than the file has
         struct.pack_into("<I", data, data.index(b"PK\x01\x02") + at, len(header) + (128 << 20))
     path.write_bytes(data)
-    refused(ValueError, "would end at byte 134", path)
+    refused(ValueError, "would end at byte 134|Overlapped entries", path)  # from Python 3.13 on zipfile itself looks
     data = bytearray(archive({"a.npy": saved(np.zeros(5000))}, zipfile.ZIP_DEFLATED))
     struct.pack_into("<I", data, data.index(b"PK\x01\x02") + 24, len(saved(np.zeros(5001))))
     path.write_bytes(data)

@@ -247,10 +247,10 @@ SMALL = [
 ]
 
 
-def _agree(ours: Any, theirs: Any) -> None:
+def _agree(ours: Any, theirs: Any, *, argument: bool = False) -> None:
     assert type(ours) is np.ndarray and ours.dtype == theirs.dtype and ours.shape == theirs.shape
     np.testing.assert_array_equal(ours, theirs)
-    assert not ours.flags.writeable
+    assert ours.flags.writeable is argument
 
 
 @pytest.mark.parametrize("array", SMALL, ids=[f"{a.dtype}{a.shape}" for a in SMALL])
@@ -265,7 +265,7 @@ def test_small_arrays_ride_in_the_frame_as_the_marshaller_writes_them(end: End, 
     end.wire.feed(bytes(buffer))
     ((*_, (received, three)),) = end.calls
     assert three == 3 and end.others == []
-    _agree(received, array)
+    _agree(received, array, argument=True)
 
     assert end.call(1, 2, array, "x")
     frame = end.sent()

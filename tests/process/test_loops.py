@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import uvloop
 
-from tests.driver.programs import Program
+from tests.driver.programs import ROOT, Program
 from zcactor.process.loops import fine_time, loop_name, new_event_loop, run
 
 
@@ -32,6 +34,32 @@ def test_the_loop_that_is_told(monkeypatch: pytest.MonkeyPatch, value: str | Non
     loop = new_event_loop(name)
     assert isinstance(loop, uvloop.Loop) is (name == "uvloop")
     loop.close()
+
+
+def test_programs_run_where_uvloop_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError(\"No module named 'uvloop'\", name='uvloop')")
+    program = """
+class Where:
+    async def loop(self):
+        return type(asyncio.get_running_loop()).__module__
+async def main():
+    async with zc.init(num_cpus=1):
+        where = await zc.spawn(Where)
+        tell(loops=[type(asyncio.get_running_loop()).__module__, await where.loop()])
+zc.run(main())
+"""
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with Program(program, env={"PYTHONPATH": path, "ZCACTOR_LOOP": "uvloop"}) as ran:
+        assert all(name.startswith("asyncio") for name in ran.told("loops"))
+        assert ran.status() == 0
+
+
+def test_a_broken_uvloop_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "uvloop.py").write_text("import its_missing_part")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "uvloop")
+    with pytest.raises(ModuleNotFoundError, match="its_missing_part"):
+        new_event_loop("uvloop")
 
 
 def test_an_unknown_loop(monkeypatch: pytest.MonkeyPatch) -> None:

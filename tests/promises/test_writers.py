@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -335,6 +337,51 @@ async def test_freeze_refuses_what_was_moved() -> None:
         await keeper.own(zc.move(x))
         with pytest.raises(ValueError, match=r"zc\.move"):
             FREEZE(x)
+
+
+def by_variable(look: Any) -> tuple[Any, Any, Any]:
+    x = np.ones(N)
+    seen = look(x)
+    return FREEZE(x), seen, x
+
+
+def by_attribute(look: Any) -> tuple[Any, Any, Any]:
+    holder = SimpleNamespace(x=np.ones(N))
+    seen = look(holder.x)
+    return FREEZE(holder.x), seen, holder.x
+
+
+def by_element(look: Any) -> tuple[Any, Any, Any]:
+    holder = [np.ones(N)]
+    seen = look(holder[0])
+    return FREEZE(holder[0]), seen, holder[0]
+
+
+def by_global(look: Any) -> tuple[Any, Any, Any]:
+    names = {"x": np.ones(N), "look": look, "freeze": FREEZE}
+    exec("seen = look(x)\nfrozen = freeze(x)", names)
+    return names["frozen"], names["seen"], names["x"]
+
+
+def by_keyword(look: Any) -> tuple[Any, Any, Any]:
+    x = np.ones(N)
+    seen = look(x)
+    return FREEZE(x=x), seen, x
+
+
+@pytest.mark.parametrize("named", [by_variable, by_attribute, by_element, by_global, by_keyword])
+async def test_freeze_never_takes_what_has_other_views(named: Any) -> None:
+    """However the interpreter counts references: where it cannot tell a name from a view there is a copy."""
+    async with started("local"):
+        frozen, view, x = named(lambda x: x[1:])
+        view[:] = 2
+        assert (frozen == 1).all() and not frozen.flags.writeable and (x[1:] == 2).all()
+        frozen, _, x = named(lambda _: None)
+        assert (frozen == 1).all() and not frozen.flags.writeable
+        told_apart = sys.version_info < (3, 14) or named in (by_variable, by_keyword)
+        assert (frozen is x) is told_apart and x.flags.writeable is not told_apart
+        copied = zc.stats().bytes_copied
+        assert (FREEZE(np.ones(N)) == 1).all() and zc.stats().bytes_copied == copied, "a temporary is nobody's"
 
 
 @both_transports

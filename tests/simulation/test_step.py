@@ -10,7 +10,7 @@ from zcactor.simulation.step import Step, Timer
 def test_a_step_is_cancelled_for_good() -> None:
     ran: list[int] = []
     step = Step(ran.append, (1,), contextvars.copy_context())
-    assert not step.cancelled() and "append(1)" in step.failure()
+    assert not step.cancelled() and "append(" in step.failure()
     step.cancel()
     step.cancel()
     assert step.cancelled() and step.args == ()

@@ -22,6 +22,10 @@ def test_the_links_of_the_small_tree_lead_somewhere(tree: Path, capsys: pytest.C
         ("README.md", "#numbers", "#letters", "docs/page.md has no heading 'letters'"),
         ("docs/page.md", "(#numbers)", "(#number)", "page.md has no heading 'number'"),
         ("docs/page.md", "`small/work.py`", "`small/play.py`", "there is no source file small/play.py"),
+        ("docs/page.md", "`small/work.py`", "`small.play`", "there is no small.play"),
+        ("docs/page.md", "`small/work.py`", "`small.work.Gone`", "there is no small.work.Gone"),
+        ("docs/page.md", "`small/work.py`", "`gone.work.Work`", "there is no gone.work.Work"),
+        ("docs/page.md", "`small/work.py`", "`small.gone(1)`", "there is no small.gone"),
         ("docs/page.md", "index.md", "../index.md", "there is no ../index.md"),
         ("docs/page.md", "Back to", "![A picture](picture.svg) Back to", "there is no picture.svg"),
         ("docs/page.md", "Back to", "```{include} ../CHANGES.md\n```\nBack to", "it includes ../CHANGES.md"),
@@ -39,6 +43,12 @@ def test_a_dead_link(
 def test_code_and_addresses_are_not_followed(tree: Path, change: Change) -> None:
     change("docs/page.md", "number = 1", "number = 1  # [x](y.md)")
     change("docs/page.md", "The blocks", "`[x](y.md)` [x](https://example.org/y.md) [x](mailto:me@example.org)")
+    assert main([str(tree)]) == 0
+
+
+@pytest.mark.parametrize("name", ["small.work", "small.work.work", "small.toml", "os.path", "numpy.x.y", "zc.a.B"])
+def test_dotted_names_that_are_there_or_somebody_elses(tree: Path, change: Change, name: str) -> None:
+    change("docs/page.md", "`small/work.py`", f"`{name}`")
     assert main([str(tree)]) == 0
 
 

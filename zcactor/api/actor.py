@@ -294,6 +294,8 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     within = _KEPT if merged.get("max_restarts") else 0
     recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
+    if (level := logging.getLogger().level) != logging.WARNING:
+        plain["log_level"] = level
     kept = recipe if within else None
     made, interface = for_spawn(), Interface.of(cls).wire()
     with _telling(process, name):

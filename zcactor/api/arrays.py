@@ -196,7 +196,8 @@ def freeze(x: T) -> T:
     Write ``x = zc.freeze(x)``. The result is `x` itself, read-only from now on, where nobody else can write to its
     memory: the one name that it was called with is the only object over the memory, or it was passed or frozen before.
     Otherwise the result is one copy in the store, which is counted ("piece of an open array", or "argument outside the
-    store"), and `x` stays as it is.
+    store"), and `x` stays as it is. From Python 3.14 on the name has to be a variable of the calling function: another
+    name cannot be told from a view there, and leads to a copy.
 
     Args:
         x: an ndarray of plain bytes, also of a subclass; a pandas Series or DataFrame, an Arrow array or table, a torch

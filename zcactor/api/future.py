@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine, Generator, Sequence
+from functools import cache
 from threading import TIMEOUT_MAX, Lock, get_ident
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from zcactor.errors import ActorDied, ProtocolError
 from zcactor.later import np
@@ -18,6 +19,8 @@ from zcactor.rpc.messages import Status
 from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from zcactor.rpc.parts import Part
 
 __all__ = ["ObjectRef", "cancel_call", "failure_of", "packed_result", "put", "result_of", "value_of"]
@@ -46,7 +49,8 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         asyncio.CancelledError: the call was cancelled (`cancel`), or the awaiting task was.
 
     Cancelling an await cancels the call when nobody else holds the reference; otherwise the call goes on and can be
-    awaited again. Dropping a reference that is not awaited cancels nothing.
+    awaited again. Neither a task made of the reference nor ``asyncio.wait_for`` is somebody else. Dropping a reference
+    that is not awaited cancels nothing.
     """
 
     __slots__ = ("__weakref__", "_call", "_drivers")
@@ -62,7 +66,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         call = self._call
         if call.state is _DONE:
             call.retrieved = True  # this reference may be gone before the generator takes its first step
-        return _outcome(call, 0)
+        return _outcome(call)
 
     def send(self, value: None) -> Any:
         """Coroutine protocol, for tasks that are made of the reference itself."""
@@ -72,12 +76,15 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
 
     def throw(self, *args: Any) -> Any:
         """Coroutine protocol: raise an exception at the point of the await."""
-        driver = self._driver()
+        call, driver = self._call, self._driver()
         del self
         try:
             return driver.throw(*args)
+        except asyncio.CancelledError:
+            _throw_left(call)
+            raise
         finally:
-            del args, driver  # the error that comes back has this frame in its traceback: no cycle
+            del args, call, driver  # the error that comes back has this frame in its traceback: no cycle
 
     def close(self) -> None:
         """Coroutine protocol: stop awaiting. The call is not cancelled."""
@@ -90,7 +97,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
             self._drivers = {}
         driver = self._drivers.get(task)
         if driver is None:
-            driver = self._drivers[task] = _outcome(self._call, 1)
+            driver = self._drivers[task] = _outcome(self._call)
             if task is not None:
                 task.add_done_callback(self._drivers.pop)
         return driver
@@ -179,9 +186,8 @@ def cancel_call(call: Call) -> None:
     call.fail(asyncio.CancelledError(f"{call.label or 'the call'} was cancelled"))
 
 
-def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
-    """Wait for `call` and return its value. `held_by_task` is the number of references that the awaiting task itself
-    holds."""
+def _outcome(call: Call) -> Generator[Any, None, Any]:
+    """Wait for `call` and return its value."""
     while call.state is not _DONE:
         loop = call.loop
         foreign = loop is None or get_ident() != call.thread
@@ -199,9 +205,12 @@ def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
             yield from future
         except asyncio.CancelledError:
             call.remove_waiter(future)
-            if call.refs <= _own_refs(call, held_by_task) and not call.awaited and not call.known:
-                cancel_call(call)
-            del call, future  # see `value_of`; the error lives as long as the cancelled task
+            frame = sys._getframe(1)
+            if frame.f_code is _WAIT_FOR:
+                future.get_loop().call_soon(_wait_for_left, call, frame)
+            else:
+                _await_left(call, 0)
+            del call, frame, future  # see `value_of`; the error lives as long as the cancelled task
             raise
     if call.decoded and call.error is None:
         call.retrieved = True
@@ -212,21 +221,58 @@ def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
         del call  # see `value_of`
 
 
-def _own_refs(call: Call, held_by_task: int) -> int:
-    """The number of living references that belong to the await itself.
-
-    A task made of the reference holds it once. From 3.12 on ``asyncio.wait_for`` awaits a local variable: the frame of
-    the awaiting function holds the reference once too.
-    """
-    if held_by_task:
-        task = asyncio.current_task()
-        ref = task.get_coro() if task is not None else None
-        # The task's own reference, this variable, the frames of `throw` on the way here, and getrefcount's argument.
-        return 1 if isinstance(ref, ObjectRef) and sys.getrefcount(ref) <= _TASK_HELD else 0
-    return 0
+_WAIT_FOR: Final = asyncio.wait_for.__code__
 
 
-_TASK_HELD = 5
+def _await_left(call: Call, of_await: int) -> None:
+    """Cancel a call, an await of which was cancelled, unless somebody else awaits it, or holds a reference to it. Of
+    the living references `of_await` are the await's own."""
+    if call.refs <= of_await and not call.awaited and not call.known:
+        cancel_call(call)
+
+
+def _wait_for_left(call: Call, frame: FrameType) -> None:
+    """Treat a cancelled await in ``asyncio.wait_for``, which keeps the reference in a variable of its frame. The frame
+    has ended, but the traceback of the error keeps it: it gives up its variables."""
+    frame.clear()
+    _await_left(call, 0)
+
+
+def _throw_left(call: Call) -> None:
+    """Treat the cancelled await of the current task once the task has ended."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.get_loop().call_soon(_task_left, call, task)
+
+
+def _task_left(call: Call, task: asyncio.Task[Any]) -> None:
+    """Treat the cancelled await of a task that was made of a reference, and keeps that as long as the task lives."""
+    if _is_made_of(task, call):
+        _await_left(call, 1 if _coroutine_references(task) <= _own_references() else 0)
+
+
+def _is_made_of(task: Any, call: Call) -> bool:
+    coroutine = task.get_coro()
+    return isinstance(coroutine, ObjectRef) and coroutine._call is call
+
+
+def _coroutine_references(task: Any) -> int:
+    return sys.getrefcount(task.get_coro())
+
+
+@cache
+def _own_references() -> int:
+    """The references to the coroutine of a task that nobody else holds. No variable is among them, whose references
+    some versions of the interpreter do not count."""
+    return _coroutine_references(_Task())
+
+
+class _Task:
+    def __init__(self) -> None:
+        self._coro = object()
+
+    def get_coro(self) -> object:
+        return self._coro
 
 
 def value_of(call: Call) -> Any:

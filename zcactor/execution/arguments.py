@@ -38,7 +38,7 @@ class Arguments:
         if type(incoming.payload) is _Prepared or not any(part.kind == RegionKind.REF for part in incoming.parts):
             return
         try:
-            arguments = self._unpack(incoming.payload, incoming.parts, incoming.flags)
+            arguments = self._unpack(incoming.payload, incoming.parts, incoming.flags, True)
         except Exception as error:  # unpickling may raise anything, and that is raised where the method would run
             incoming.payload = _Prepared(error)
             return
@@ -78,7 +78,7 @@ class Arguments:
         if type(payload) is list:
             return payload, _NO_KWARGS
         prepared = type(payload) is _Prepared
-        values = payload.take() if prepared else self._unpack(payload, incoming.parts, incoming.flags)
+        values = payload.take() if prepared else self._unpack(payload, incoming.parts, incoming.flags, True)
         incoming.payload = b""
         incoming.parts = ()
         if incoming.flags & _KWARGS:

@@ -214,9 +214,13 @@ class Marshaller:
         parts.insert(0, Part(RegionKind.ARRAY, block, block.offset, nbytes, 0 if envelope else 1))
         return envelope, parts, flags | _SPILLED
 
-    def unpack(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
+    def unpack(self, payload: Any, parts: Sequence[Part], flags: int, ours: bool = False) -> Any:
         """Unpack the result of `pack`. A call's arguments are a list, whose last element is the keyword arguments under
         `Flags.KWARGS`.
+
+        Args:
+            payload, parts, flags: the message.
+            ours: whether nobody else gets the value, as a method's arguments: small arrays in it can be written to.
 
         Raises:
             ProtocolError: the payload is malformed or refers outside its parts.
@@ -224,6 +228,7 @@ class Marshaller:
         """
         idle = self._idle
         unpacking = idle.pop() if idle else Unpacking(self.store, self.copies, self.counters)
+        unpacking.ours = ours
         try:
             return unpacking.value(payload, parts, flags)
         finally:

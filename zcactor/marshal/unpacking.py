@@ -49,7 +49,7 @@ _SPILLED: Final = int(Flags.SPILLED)
 class Unpacking:
     """One payload on its way in. The object is reused, and holds the parts of the current payload."""
 
-    __slots__ = ("_decode", "copies", "counters", "mapped", "parts", "store")
+    __slots__ = ("_decode", "copies", "counters", "mapped", "ours", "parts", "store")
 
     def __init__(self, store: Store, copies: CopyCounter, counters: Counters) -> None:
         self.store = store
@@ -58,6 +58,8 @@ class Unpacking:
         self.parts: Sequence[Part] = ()
         self.mapped: set[tuple[bytes, int, int, int]] = set()
         """Bytes of the current message that were counted as mapped: a message that names them twice maps them once."""
+        self.ours = False
+        """Whether nobody else gets the value: arrays whose bytes lie in the payload can be written to."""
         self._decode = msgspec.msgpack.Decoder(ext_hook=self.unpack).decode
 
     def value(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
@@ -154,7 +156,7 @@ class Unpacking:
         if type(raw) is not bytes:
             raise ProtocolError(f"the elements of an array are of type {type(raw).__name__} instead of bytes")
         root: Array = np.frombuffer(raw or b"\0", np.uint8).copy()  # NumPy wants a buffer even for no elements
-        if writable is not True:
+        if writable is not True and not self.ours:
             root.setflags(write=False)
         return _array_over(root, dtype, shape, strides if raw else None, 0)
 

@@ -97,8 +97,9 @@ static int get_promise(const unsigned char **at, const unsigned char *end, const
     *at = end;
     return 1;
 }
-/* Make an array from bytes within the frame, as a copy. NULL without an exception: Python must look at it. */
-static PyObject *get_inline(Wire *self, const unsigned char **at, const unsigned char *end) {
+/* Make an array from bytes within the frame, as a copy. With `ours` it can be written to. NULL without an exception:
+ * Python must look at it. */
+static PyObject *get_inline(Wire *self, const unsigned char **at, const unsigned char *end, int ours) {
     const unsigned char *p = *at;
     Py_ssize_t length, head = end - p > 2 && p[0] == 0xc7 ? 3 : 4;
     if (end - p < 4 || (p[0] != 0xc7 && p[0] != 0xc8) || p[head - 1] != EXT_INLINE_ARRAY) return NULL;
@@ -129,7 +130,7 @@ static PyObject *get_inline(Wire *self, const unsigned char **at, const unsigned
     PyObject *array = PyArray_NewFromDescr(&PyArray_Type, found.dtype, found.nd, found.dims, NULL, NULL, 0, NULL);
     if (!array) return NULL;
     memcpy(PyArray_DATA((PyArrayObject *)array), bytes, (size_t)n);
-    if (*p == 0xc2) PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    if (*p == 0xc2 && !ours) PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
     *at = end;
     return array;
 }
@@ -142,9 +143,10 @@ static void drop_values(Values *values) {
     }
 }
 /* Read `count` values that are plain, arrays or, with `promises`, announced promises: 1 done, 0 Python must read
- * them, -1 an exception. Values by reference are only noted: nothing is leased yet. */
+ * them, -1 an exception. Values by reference are only noted: nothing is leased yet. With `ours` nobody else gets
+ * them: they are arguments. */
 static int read_values(Wire *self, Values *values, const unsigned char *p, const unsigned char *end, Py_ssize_t count,
-                       const unsigned char *regions, int nregions, int promises) {
+                       const unsigned char *regions, int nregions, int promises, int ours) {
     if (nregions > MAX_ARRAYS) return 0;
     for (int i = 0; i < nregions; i++) { /* every reference is checked before any is used */
         const unsigned char *region = regions + REGION_NBYTES * i;
@@ -158,7 +160,7 @@ static int read_values(Wire *self, Values *values, const unsigned char *p, const
     if (!(values->list = PyList_New(count))) return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *value = NULL;
-        if (p < end && (*p == 0xc7 || *p == 0xc8) && (value = get_inline(self, &p, end))) {
+        if (p < end && (*p == 0xc7 || *p == 0xc8) && (value = get_inline(self, &p, end, ours))) {
             /* done */
         } else if (PyErr_Occurred()) {
             /* out of memory */
@@ -393,7 +395,7 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
     values.list = NULL;
     values.nfound = values.npromises = 0;
     int taken = read_values(self, &values, p, end, count, regions, arrays,
-                            kind == KIND_CALL && memcmp(self->process, self->peer, 16));
+                            kind == KIND_CALL && memcmp(self->process, self->peer, 16), kind == KIND_CALL);
     if (taken > 0 && kind == KIND_RESPONSE && !(call = Py_XNewRef(PyDict_GetItemWithError(self->given[PENDING], id))))
         taken = PyErr_Occurred() ? -1 : 0;
     if (taken > 0 && call && GET(uint64_t, frame + AT_EXTRA)) taken = note_pushed(self, call, frame);

@@ -36,7 +36,10 @@ static PyObject *type_version(PyObject *Py_UNUSED(module), PyObject *given) {
     if (!found) return NULL;
     Py_DECREF(found);
     PyTypeObject *type = (PyTypeObject *)given;
-    return PyLong_FromUnsignedLong(PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0);
+#if PY_VERSION_HEX < 0x030d0000 /* later ones set no flag, but the number of a changed class to 0 */
+    if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) return PyLong_FromLong(0);
+#endif
+    return PyLong_FromUnsignedLong(type->tp_version_tag);
 }
 static PyMethodDef functions[] = {
     {"type_version", type_version, METH_O, "type_version(class): the number of its present state, 0 for none."},

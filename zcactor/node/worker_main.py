@@ -95,8 +95,9 @@ class Worker:
             parts = process.marshaller.duplicate(parts)
         if self.alone and options.get("num_cpus") and options.get("process") != "shared":
             follow_cpus(options["num_cpus"])  # before the class's modules load libraries that read the variables
+        take_log_level(options.get("log_level"))
         # The class is unpickled on the loop, because its runner needs it. The constructor runs in the actor's thread.
-        actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags)
+        actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags, True)
         kwargs = args.pop() if recipe.flags & Flags.KWARGS else {}
         declared, there = Interface.from_wire(interface), Interface.of(actor_class)
         own = declared_options(actor_class)
@@ -273,6 +274,14 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # user code may have replaced or closed it
             stream.flush()
+
+
+def take_log_level(level: int | None) -> None:
+    """Show log records from the spawner's `level` on, unless somebody has configured logging here."""
+    root, shown_by = logging.getLogger(), logging.lastResort
+    if level is not None and root.level == logging.WARNING and not root.handlers and shown_by is not None:
+        root.setLevel(level)
+        shown_by.setLevel(level)
 
 
 def become_worker(setup: dict[str, Any]) -> None:

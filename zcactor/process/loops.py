@@ -37,11 +37,15 @@ def loop_name() -> str:
 
 
 def new_event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """Make a new event loop: uvloop for ``"uvloop"``, otherwise asyncio."""
+    """Make a new event loop: uvloop for ``"uvloop"`` where it is installed, otherwise asyncio."""
     if name == "uvloop":
-        import uvloop
-
-        return uvloop.new_event_loop()
+        try:
+            import uvloop
+        except ModuleNotFoundError as error:
+            if error.name != "uvloop":
+                raise
+        else:
+            return uvloop.new_event_loop()
     return asyncio.new_event_loop()
 
 
@@ -51,7 +55,8 @@ def fine_time(loop: asyncio.AbstractEventLoop) -> float:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a program: run `main` to its end on a new event loop, which is uvloop unless ``ZCACTOR_LOOP=asyncio``.
+    """Run a program: run `main` to its end on a new event loop, which is uvloop unless ``ZCACTOR_LOOP=asyncio``, or
+    where uvloop is not installed.
 
     Ctrl-C cancels `main`, so that ``async with zc.init()`` shuts everything down, and then raises
     ``KeyboardInterrupt``. SIGTERM, as launchers send it, cancels `main` likewise and then raises ``SystemExit`` with

@@ -211,7 +211,7 @@ class World:
         ready = loop.ready
         for _ in range(len(ready)):
             if not ready:  # the process was killed meanwhile
-                return
+                break
             step = ready.popleft()
             callback = step.callback
             if callback is not None:
@@ -222,6 +222,7 @@ class World:
                     raise
                 except BaseException as error:
                     loop.call_exception_handler({"message": step.failure(), "exception": error, "handle": step})
+        step = callback = None  # from Python 3.13 on the frames of a step's error keep this one, and with it the step
         if self.events > self._limit:
             raise Overrun(f"{self.events:,} events by virtual second {self.now:.3f}")
         if ready and not loop.queued and not loop.stopped:

@@ -58,7 +58,7 @@ def _of_tree(graph: Any, hosts: Sequence[Hashable]) -> int:
     from the leaves up."""
     nx, wanted, root = networkx(), set(hosts), next(iter(graph))
     least: dict[Any, Any] = {}
-    above = dict(nx.bfs_predecessors(graph, root))
+    above = {low: high for high, low in nx.bfs_edges(graph, root)}
     for node in [*reversed(list(above)), root]:
         own = least.pop(node, np.zeros(1))
         if node in wanted:
