@@ -348,7 +348,11 @@ def write(x: Any, value: int) -> bool:
         elif isinstance(x, pd.DataFrame):
             (_locate, _assign, _multiply, _mask)[value % 4](x, value)
         elif isinstance(x, pd.Series):
-            x.iloc[:] = x.dtype.type(value) if x.dtype.kind == "f" else value % 2 if x.dtype.kind == "b" else x.iloc[::-1]
+            if x.dtype.kind == "V":
+                return False  # pandas reports a bug of its own where items of ml_dtypes are set
+            x.iloc[:] = (
+                x.dtype.type(value) if x.dtype.kind == "f" else value % 2 if x.dtype.kind == "b" else x.iloc[::-1]
+            )
         elif isinstance(x, memoryview):
             plain = x.cast("B") if x.c_contiguous else None
             if plain is None or not plain.nbytes:

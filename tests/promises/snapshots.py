@@ -206,7 +206,8 @@ class Desk:
             moved = zc.move(thing.value)
         except (TypeError, ValueError) as error:
             return repr(error)
-        self.things.remove(thing)
+        # What holds the array itself cannot use it any more, either.
+        self.things = [each for each in self.things if getattr(each.value, "buffer", each.value) is not thing.value]
         return moved
 
     def freeze(self, which: int, label: int) -> str:
