@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import os
+import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conformance.head_log import ONE
+from tests.control.fake_etcd import FakeEtcd
 from zcactor.assembly.endpoints import make_endpoint
 from zcactor.config import FILE_NAME, Config, load_config
+from zcactor.control.etcd_log import EtcdLog
+from zcactor.control.etcd_messages import text_of
+from zcactor.control.file_log import FileLog, look_into
+from zcactor.control.head_log import Change, LogUnusable
 from zcactor.objectstore.store import Store
 
 if TYPE_CHECKING:
@@ -81,3 +90,149 @@ def test_frames_over_tcp_are_sealed_at_every_address(tmp_path: Path, host: str, 
         off = Config(host=host, transports=transports, sealing="off")
         plain: Any = make_endpoint(off, tmp_path, b"p" * 16, bytes(32), store)
         assert not any(way._sealing for way in plain.ways)
+
+
+# ---- a head's log in etcd
+
+
+def _kv(etcd: FakeEtcd, name: str, key: str) -> dict[str, Any]:
+    return etcd.keys[f"/zcactor/{name}/{key}".encode()]
+
+
+def _plant(etcd: FakeEtcd, name: str, key: str, kv: dict[str, Any]) -> None:
+    """Write what somebody who can write to etcd has found elsewhere there."""
+    etcd._put({**kv, "key": text_of(f"/zcactor/{name}/{key}".encode())})
+
+
+async def _led(etcd: FakeEtcd, name: str, token: bytes, *changes: Change) -> EtcdLog:
+    log = EtcdLog.at(f"{etcd.url.rpartition('/')[0]}/{name}", token, {})
+    term = await log.campaign(ONE)
+    await log.record(term, changes)
+    return log
+
+
+SECRET = b"hunter2-secret-argument"
+RECIPE = Change("recipe", "r", SECRET)
+
+
+async def test_who_can_write_to_etcd_reads_no_value_there() -> None:
+    async with FakeEtcd() as etcd:
+        log = await _led(etcd, "prod", bytes(32), RECIPE)
+        log.announce(ONE)
+        await log.cluster(b"c" * 16)
+        written = b"".join(base64.b64decode(kv["value"]) for kv in etcd.keys.values())
+        assert SECRET not in written and ONE.address.encode() not in written and b"c" * 16 not in written
+        await log.aclose()
+
+
+@pytest.mark.parametrize("source", ["mallory's", "another key", "plain"])
+async def test_who_can_write_to_etcd_adds_no_entry(source: str) -> None:
+    """With values that he has made in a cluster of his own, or has moved, a head would run his code."""
+    async with FakeEtcd() as etcd:
+        log = await _led(etcd, "prod", bytes(32), RECIPE)
+        await log.aclose()
+        theirs = await _led(etcd, "mallory", b"m" * 32, RECIPE)
+        await theirs.aclose()
+        kv = {
+            "mallory's": _kv(etcd, "mallory", "entries/recipe/r"), "another key": _kv(etcd, "prod", "entries/recipe/r"),
+            "plain": {"value": text_of(b"a pickle")},
+        }[source]  # fmt: skip
+        _plant(etcd, "prod", "entries/recipe/x", kv)
+        log = EtcdLog.at(f"{etcd.url.rpartition('/')[0]}/prod", bytes(32), {})
+        term = await log.campaign(ONE)
+        words = "the key /zcactor/prod/entries/recipe/x in etcd was written by somebody else.*etcdctl del --prefix"
+        with pytest.raises(LogUnusable, match=words):
+            await log.load(term)
+        await log.aclose()
+
+
+async def test_who_can_write_to_etcd_makes_nobody_the_head_or_a_candidate() -> None:
+    async with FakeEtcd() as etcd:
+        log = await _led(etcd, "prod", bytes(32), RECIPE)
+        theirs = await _led(etcd, "mallory", b"m" * 32)
+        theirs.announce(ONE)
+        while etcd.count("announce") < 1 or not any(b"/mallory/candidates/" in key for key in etcd.keys):
+            await asyncio.sleep(0)
+        _plant(etcd, "prod", f"candidates/{ONE.address}", _kv(etcd, "mallory", f"candidates/{ONE.address}"))
+        assert await log.candidates() == []
+        follower = EtcdLog.at(f"{etcd.url.rpartition('/')[0]}/prod", bytes(32), {})
+        leaders = follower.leaders()
+        assert await anext(leaders) is not None
+        own = dict(_kv(etcd, "prod", "head"))
+        _plant(etcd, "prod", "head", _kv(etcd, "mallory", "head"))
+        with pytest.raises(LogUnusable, match="the key /zcactor/prod/head in etcd was written by somebody else"):
+            await anext(leaders)
+        _plant(etcd, "prod", "head", {**own, "lease": _kv(etcd, "mallory", "head")["lease"]})
+        other = EtcdLog.at(f"{etcd.url.rpartition('/')[0]}/prod", bytes(32), {})
+        with pytest.raises(LogUnusable, match="/zcactor/prod/head"):
+            await anext(other.leaders())
+        _plant(etcd, "prod", "cluster", {"value": text_of(b"m" * 16)})
+        _plant(etcd, "prod", "head", own)
+        with pytest.raises(LogUnusable, match="/zcactor/prod/cluster"):
+            await log.cluster(b"c" * 16)
+        for each in (log, theirs, follower, other):
+            await each.aclose()
+
+
+# ---- a head's log in a folder
+
+
+async def _written(folder: Path, token: bytes, *changes: Change) -> Path:
+    log = FileLog(folder, token)
+    await log.record(await log.campaign(ONE), changes)
+    await log.aclose()
+    return log.path
+
+
+async def test_a_log_of_another_token_is_refused(tmp_path: Path) -> None:
+    path = await _written(tmp_path, b"m" * 32, RECIPE)
+    log = FileLog(tmp_path, bytes(32))
+    term = await log.campaign(ONE)
+    with pytest.raises(LogUnusable, match=f"{path} has an entry recipe 'r' of somebody else.*start with --fresh"):
+        await log.load(term)
+    await log.aclose()
+    assert look_into(tmp_path, "recipe", bytes(32)) == {}
+    assert look_into(tmp_path, "recipe", b"m" * 32) == {"r": SECRET}
+    assert SECRET not in path.read_bytes()
+
+
+@pytest.mark.parametrize("change", ["the entries", "the epoch"])
+async def test_entries_of_another_log_or_time_are_refused(tmp_path: Path, change: str) -> None:
+    path = await _written(tmp_path / "a", bytes(32), RECIPE)
+    other = await _written(tmp_path / "b", bytes(32), RECIPE)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        if change == "the entries":
+            database.execute("ATTACH ? AS other", (str(other),))
+            database.execute("UPDATE entries SET value = (SELECT value FROM other.entries)")
+        else:
+            database.execute("UPDATE terms SET epoch = -1")
+    log = FileLog(path.parent, bytes(32))
+    with pytest.raises(LogUnusable, match="has an entry recipe 'r' of somebody else"):
+        await log.load(await log.campaign(ONE))
+    await log.aclose()
+
+
+@pytest.mark.parametrize(
+    ("which", "how"),
+    [
+        ("", "mode"), ("-wal", "mode"), ("folder", "mode"), ("", "link"), ("-wal", "link"),
+        *(pytest.param(which, "owner", marks=pytest.mark.root) for which in ("", "-wal", "folder")),
+    ],
+)  # fmt: skip
+async def test_a_log_that_others_can_get_at_is_refused(tmp_path: Path, which: str, how: str) -> None:
+    path = await _written(tmp_path / "state", bytes(32), RECIPE)
+    target = path.parent if which == "folder" else path.with_name(path.name + which)
+    if which == "-wal":
+        target.touch(0o600)
+    if how == "mode":
+        target.chmod(0o777 if which == "folder" else 0o644)
+    elif how == "owner":
+        os.chown(target, STRANGER, STRANGER)
+    else:
+        target.rename(tmp_path / "elsewhere")
+        target.symlink_to(tmp_path / "elsewhere")
+    words = {"mode": "others can get at it", "owner": f"belongs to uid {STRANGER}", "link": "is no file"}[how]
+    for _ in range(2):
+        with pytest.raises(LogUnusable, match=f"{target} .*{words}.*give a folder of your own with --state DIR"):
+            await FileLog(path.parent, bytes(32)).campaign(ONE)
+    assert look_into(path.parent, "recipe", bytes(32)) == {}

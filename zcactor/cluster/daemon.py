@@ -179,7 +179,7 @@ def start_node(
     if isinstance(state, EtcdState):
         starting = _Starting(config, token, source, resources, launch, rank)
         return _with_etcd(starting, token, state, port, stays=stays)
-    before = None if state is None else cluster_in(state)
+    before = None if state is None else cluster_in(state, token)
     if before is not None and not port:
         port = int(before.address.rpartition(":")[2])
     starting = _Starting(config, token, source, resources, launch, rank)
@@ -380,12 +380,12 @@ def options_again(
     return {"code": _AGAIN.format(path=search_path()), "data": msgspec.msgpack.encode(options)}
 
 
-def cluster_in(state: KeptState) -> ClusterEntry | None:
+def cluster_in(state: KeptState, token: bytes) -> ClusterEntry | None:
     """The cluster that a head with this log takes over; None where it begins a new one."""
     from zcactor.control.entries import CLUSTER_KEY, ClusterEntry
     from zcactor.control.file_log import look_into  # with SQLite, which no other start needs
 
-    found = None if state.fresh else look_into(state.folder, "cluster").get(CLUSTER_KEY)
+    found = None if state.fresh else look_into(state.folder, "cluster", token).get(CLUSTER_KEY)
     entry = None if found is None else msgspec.msgpack.decode(found, type=ClusterEntry)
     return None if entry is None or entry.closed else entry
 
