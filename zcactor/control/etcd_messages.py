@@ -220,7 +220,8 @@ class EtcdKeys:
         }
 
     def record(self, epoch: int, version: int, changes: Mapping[tuple[str, str], bytes | None]) -> Message:
-        """The transaction that makes sealed changes, where the term lasts and nothing has touched ``head`` since `version`."""
+        """The transaction that makes sealed changes, where the term lasts and nothing has touched ``head`` since
+        `version`."""
         success: list[Message] = []
         for (kind, key), value in changes.items():
             named = {"key": text_of(self._entries + f"{kind}/{key}".encode())}
@@ -298,7 +299,8 @@ class EtcdKeys:
     def _forged(self, key: str) -> LogUnusable:
         return LogUnusable(
             f"the key /zcactor/{self._name}/{key} in etcd was written by somebody else: {NOT_OURS}. Let nobody else "
-            f"write there, and begin anew (etcdctl del --prefix /zcactor/{self._name}/), or use another name at the end of the URL"
+            f"write there, and begin anew (etcdctl del --prefix /zcactor/{self._name}/), or use another name at the "
+            "end of the URL"
         )
 
     def _in_term(self, epoch: int) -> Message:
