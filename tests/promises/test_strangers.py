@@ -7,6 +7,7 @@ import base64
 import contextlib
 import os
 import sqlite3
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,14 +15,17 @@ import pytest
 from tests.conformance.head_log import ONE
 from tests.control.fake_etcd import FakeEtcd
 from zcactor.assembly.endpoints import make_endpoint
+from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
 from zcactor.config import FILE_NAME, Config, load_config
 from zcactor.control.etcd_log import EtcdLog
 from zcactor.control.etcd_messages import text_of
 from zcactor.control.file_log import FileLog, look_into
 from zcactor.control.head_log import Change, LogUnusable
 from zcactor.objectstore.store import Store
+from zcactor.workers.run_directory import PREFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 STRANGER = 65534
@@ -236,3 +240,48 @@ async def test_a_log_that_others_can_get_at_is_refused(tmp_path: Path, which: st
         with pytest.raises(LogUnusable, match=f"{target} .*{words}.*give a folder of your own with --state DIR"):
             await FileLog(path.parent, bytes(32)).campaign(ONE)
     assert look_into(path.parent, "recipe", bytes(32)) == {}
+
+
+# ---- records of nodes, by which `stop` and `status` find processes
+
+
+def _recorded(base: Path) -> Path:
+    directory = base / f"{PREFIX}{'c' * 32}"
+    directory.mkdir(mode=0o700)
+    started = started_at(os.getpid())
+    assert started is not None
+    write_record(directory, NodeFile("1" * 32, os.getpid(), started, "member", "127.0.0.1:1", "127.0.0.1:7433", ""))
+    assert len(list_nodes(base)) == 1
+    return directory
+
+
+@pytest.mark.parametrize("what", ["the folder is a link", "the record is a link", "a pipe", "a folder"])
+def test_records_are_not_looked_for_through_links(tmp_path: Path, what: str) -> None:
+    """`stop` would end what another user's link leads to by then."""
+    directory = _recorded(tmp_path)
+    (record,) = directory.iterdir()
+    if what == "the folder is a link":
+        directory.rename(tmp_path / "elsewhere")
+        directory.symlink_to(tmp_path / "elsewhere")
+    else:
+        record.rename(tmp_path / "elsewhere")
+        make: dict[str, Callable[[], None]] = {
+            "the record is a link": partial(record.symlink_to, tmp_path / "elsewhere"),
+            "a pipe": partial(os.mkfifo, record),
+            "a folder": record.mkdir,
+        }
+        make[what]()
+    assert list_nodes(tmp_path) == []
+
+
+@pytest.mark.parametrize("which", ["folder", "record"])
+@pytest.mark.parametrize("how", ["mode", pytest.param("owner", marks=pytest.mark.root)])
+def test_records_that_others_may_write_are_left_out(tmp_path: Path, which: str, how: str) -> None:
+    directory = _recorded(tmp_path)
+    (record,) = directory.iterdir()
+    target = directory if which == "folder" else record
+    if how == "mode":
+        target.chmod(0o777)
+    else:
+        os.chown(target, STRANGER, STRANGER)
+    assert list_nodes(tmp_path) == []
