@@ -22,6 +22,7 @@ from zcactor.control.etcd_messages import text_of
 from zcactor.control.file_log import FileLog, look_into
 from zcactor.control.head_log import Change, LogUnusable
 from zcactor.objectstore.store import Store
+from zcactor.transport.stream import aes
 from zcactor.workers.run_directory import PREFIX
 
 if TYPE_CHECKING:
@@ -285,3 +286,34 @@ def test_records_that_others_may_write_are_left_out(tmp_path: Path, which: str, 
     else:
         os.chown(target, STRANGER, STRANGER)
     assert list_nodes(tmp_path) == []
+
+
+# ---- keys in a forked child
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("by", ["libsodium", "cryptography"])
+def test_no_cipher_of_the_parent_works_in_a_forked_child(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the parent's key it would repeat the parent's nonces."""
+    if by == "cryptography":
+        monkeypatch.setattr(aes, "libsodium", lambda: None)
+    key, nonce = bytes(32), bytes(12)
+    encrypt, decrypt = aes.encryption(key), aes.decryption(key)
+    record = encrypt(nonce, b"text", b"head")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = []
+        for apply, text in ((encrypt, b"text"), (decrypt, record)):
+            try:
+                told.append(repr(apply(nonce, text, b"head")))
+            except BaseException as error:
+                told.append(type(error).__name__)
+        again = aes.encryption(key)(nonce, b"text", b"head") == record
+        os.write(writing, " ".join([*told, str(again)]).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        assert file.read() == b"ForkedProcess ForkedProcess True"
+    os.waitpid(child, 0)
+    assert decrypt(nonce, record, b"head") == b"text"
