@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
 from tests.conformance.head_log import ONE
 from tests.control.fake_etcd import FakeEtcd
@@ -23,7 +24,7 @@ from zcactor.control.file_log import FileLog, look_into
 from zcactor.control.head_log import Change, LogUnusable
 from zcactor.objectstore.store import Store
 from zcactor.transport.stream import aes
-from zcactor.workers.run_directory import PREFIX
+from zcactor.workers.run_directory import PREFIX, RunDirectory, shared_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -317,3 +318,71 @@ def test_no_cipher_of_the_parent_works_in_a_forked_child(by: str, monkeypatch: p
         assert file.read() == b"ForkedProcess ForkedProcess True"
     os.waitpid(child, 0)
     assert decrypt(nonce, record, b"head") == b"text"
+
+
+# ---- what calls itself etcd
+
+
+def test_a_password_does_not_go_in_the_clear() -> None:
+    environ = {"ZCACTOR_ETCD_USER": "me", "ZCACTOR_ETCD_PASSWORD_FILE": "/password"}
+    with pytest.raises(ValueError, match="ZCACTOR_ETCD_USER is set, and ZCACTOR_ETCD_CA is not: the password would go"):
+        EtcdLog.at("etcd://127.0.0.1:2379", bytes(32), environ)
+    EtcdLog.at("etcd://127.0.0.1:2379", bytes(32), environ | {"ZCACTOR_ETCD_CA": "/ca"})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {}, {"token": "t"}, {"header": {}}, {"header": {"revision": "x"}}, {"header": {"revision": "1"}},
+        {"header": {"revision": "1"}, "responses": [{}, {}, {}]},
+        {"header": {"revision": "1"}, "responses": 3},
+        {"header": {"revision": "1"}, "responses": [{"response_range": {"kvs": [{"key": "?"}]}}] * 3},
+        {"header": {"revision": "1"}, "responses": [{"response_range": {}}] * 2},
+    ],
+)  # fmt: skip
+async def test_an_odd_answer_is_told_in_a_sentence(answer: dict[str, Any]) -> None:
+    async def odd(_: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", odd)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    log = EtcdLog.at(f"etcd://{host}:{port}/x", bytes(32), {})
+    with pytest.raises(LogUnusable, match=f"{host}:{port} answers /v3/kv/txn otherwise than etcd does .*etcd 3.4"):
+        await log.campaign(ONE)
+    await log.aclose()
+    await runner.cleanup()
+
+
+# ---- names that a stranger learns
+
+
+@pytest.mark.root
+def test_nobody_takes_the_place_of_a_run_directory(tmp_path: Path) -> None:
+    """A head's id, which is the cluster's, is told to everybody who connects."""
+    cluster, token = "c" * 32, bytes(32)
+    names = shared_names(cluster, token)
+    assert len({cluster, *names, *shared_names(cluster, b"m" * 32), *shared_names("d" * 32, token)}) == 25
+
+    def squat(name: str) -> None:
+        path = tmp_path / f"{PREFIX}{name}"
+        path.mkdir()
+        os.chown(path, STRANGER, STRANGER)
+
+    squat(cluster)
+    first, second = (RunDirectory.shared(tmp_path, *names) for _ in range(2))
+    assert first.path == second.path == tmp_path / f"{PREFIX}{names[0]}"
+    first.remove()
+    second.remove()
+    squat(names[0])  # it was seen in use
+    third = RunDirectory.shared(tmp_path, *names)
+    assert third.path == tmp_path / f"{PREFIX}{names[1]}"
+    third.remove()
+    for name in names[1:]:
+        squat(name)
+    with pytest.raises(PermissionError, match=f"{names[-1]} is in the way: it must be a directory that only we can"):
+        RunDirectory.shared(tmp_path, *names)

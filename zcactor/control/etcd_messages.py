@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PAGE", "EtcdKeys", "EtcdRefused", "EtcdSilent", "EtcdView", "Message", "answer_of", "as_epoch", "merged",
-    "text_of",
+    "odd", "text_of",
 ]  # fmt: skip
 
 Message = dict[str, Any]
@@ -72,6 +72,101 @@ class EtcdSilent(Exception):
         super().__init__(why)
         self.doubt = doubt
         self.unusable = unusable
+
+
+# What is read of etcd's answers. 64-bit numbers are strings.
+_Number = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,19}$")]
+_Bytes = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]*={0,2}$")]
+
+
+class _Kv(msgspec.Struct):
+    key: _Bytes
+    create_revision: _Number
+    mod_revision: _Number
+    version: _Number
+    value: _Bytes = ""
+    lease: _Number = "0"
+
+
+class _Range(msgspec.Struct):
+    kvs: list[_Kv] = []
+    more: bool = False
+
+
+class _Head(msgspec.Struct):
+    revision: _Number
+
+
+class _Answer(msgspec.Struct):
+    header: _Head
+    responses: list[dict[str, Any]] = []
+    succeeded: bool = False
+
+
+class _Granted(msgspec.Struct):
+    ID: _Number
+    TTL: _Number
+
+
+class _Left(msgspec.Struct):
+    TTL: _Number = "0"
+
+
+class _Kept(msgspec.Struct):
+    result: _Left
+
+
+class _Proven(msgspec.Struct):
+    token: str
+
+
+class _Place(msgspec.Struct):
+    key: _Bytes
+    mod_revision: _Number
+
+
+class _Gone(msgspec.Struct):
+    kv: _Place
+
+
+class _Changed(msgspec.Struct):
+    kv: _Kv
+
+
+class _Watched(msgspec.Struct):
+    events: list[dict[str, Any]] = []
+
+
+class _Watch(msgspec.Struct):
+    result: _Watched = msgspec.field(default_factory=_Watched)
+
+
+_FORMS: Final[Mapping[str, type]] = {
+    "/v3/kv/txn": _Answer, "/v3/lease/grant": _Granted, "/v3/lease/keepalive": _Kept, "/v3/auth/authenticate": _Proven,
+    "/v3/watch": _Watch,
+}  # fmt: skip
+
+
+def odd(path: str, body: Message, answer: Message) -> str:
+    """What is wrong with an answer to a request that was carried out: something that answers need not be etcd. Empty
+    where it has the form that the functions here read."""
+    form = _FORMS.get(path)
+    try:
+        if form is not None:
+            msgspec.convert(answer, form)
+        for event in answer.get("result", {}).get("events", ()) if form is _Watch else ():
+            msgspec.convert(event, _Gone if event.get("type") == "DELETE" else _Changed)
+        if form is _Answer:
+            asked = body.get("success" if answer.get("succeeded") or "compare" not in body else "failure", [])
+            found = answer.get("responses", [])
+            if len(found) != len(asked):
+                return f"{len(found)} parts for {len(asked)} requests"
+            for request, response in zip(asked, found, strict=True):
+                if "request_range" in request:
+                    msgspec.convert(response.get("response_range"), _Range)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
 
 
 class EtcdView(NamedTuple):
