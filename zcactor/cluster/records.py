@@ -82,15 +82,15 @@ def write_record(directory: Path, record: NodeFile) -> None:
     part.rename(path)
 
 
-def list_nodes(base: Path, cluster: str = "*") -> list[NodeFile]:
+def list_nodes(base: Path, name: str = "*") -> list[NodeFile]:
     """This user's running nodes and heads whose run directories lie in `base`; heads come first.
 
     Args:
         base: the folder of run directories.
-        cluster: the id of a cluster, 32 hexadecimal digits; the default stands for all.
+        name: of a run directory, 32 hexadecimal digits; the default stands for all.
     """
     found = []
-    for directory in sorted(base.glob(f"{PREFIX}{cluster}")):
+    for directory in sorted(base.glob(f"{PREFIX}{name}")):
         for content in _records_in(directory):
             try:
                 record = msgspec.json.decode(content, type=NodeFile)
