@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import stat
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -108,9 +109,9 @@ class Config:
             error, instead of a slower connection. None takes any of `transports`.
         host: the IP address at which this process listens for peers by transports other than ``local``. Only this host
             reaches the default.
-        sealing: whether frames to other hosts are encrypted: ``"on"`` always, ``"off"`` never, ``"auto"`` where `host`
-            is not a loopback address. Frames are encrypted when either side asks for it. The bytes of arrays are not
-            encrypted.
+        sealing: whether frames over TCP and by RDMA are encrypted, on loopback addresses too: ``"on"`` or ``"off"``.
+            Frames are encrypted when either side asks for it. The bytes of arrays are not encrypted. Processes of one
+            host use ``local``, which needs no encryption.
         integrity: the data besides frames that is authenticated where frames are encrypted, so that a change on the way
             is detected. ``"arrays"``: every byte of every array that is pulled. ``"frames"``: only the data of a
             pickle, while plain arrays travel without authentication. ``"auto"``: arrays over TCP, and not by RDMA. The
@@ -170,7 +171,7 @@ class Config:
     transports: str = "local,verbs,tcp"
     require: Literal["verbs", "tcp"] | None = None
     host: str = "127.0.0.1"
-    sealing: Literal["auto", "on", "off"] = "auto"
+    sealing: Literal["on", "off"] = "on"
     integrity: Literal["auto", "arrays", "frames"] = "auto"
     tls: str | None = None
     verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] = "auto"
@@ -215,7 +216,7 @@ class Config:
         if self.integrity == "arrays" and self.sealing == "off" and self.tls is None:
             raise ValueError(
                 "integrity is 'arrays' and sealing is 'off', so there are no keys to authenticate arrays with; set "
-                "sealing to 'auto' or 'on', or tls"
+                "sealing to 'on', or tls"
             )
         if not _is_address(self.host):
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
@@ -286,7 +287,8 @@ def load_config(
 
     Raises:
         ValueError: a key or a ``ZCACTOR_`` variable that does not exist, a value out of its range, or a file that is
-            not TOML. The message names the source, the key, the value, what is expected and the valid keys.
+            not TOML, or that others than root and this user may write, or whose folder they may. The message names
+            the source, the key, the value, what is expected and the valid keys.
         TypeError: a value of the wrong type, with the same message, or an argument that does not exist.
         OSError: a file exists and cannot be read.
     """
@@ -334,7 +336,10 @@ def _unknown(source: str, name: str, valid: tuple[str, ...]) -> str:
 def _read_file(path: Path) -> dict[str, object]:
     """The keys and values of a file; empty where the file does not exist, as far as this process may look."""
     try:
-        text = path.read_bytes()
+        with open(path, "rb") as file:
+            _refuse_others(path, os.fstat(file.fileno()))
+            _refuse_others(path.parent, os.stat(path.parent))
+            text = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except PermissionError as error:
@@ -354,6 +359,39 @@ def _read_file(path: Path) -> dict[str, object]:
         if name not in valid:
             raise ValueError(_unknown(str(path), name, valid))
     return table
+
+
+def _refuse_others(path: Path, status: os.stat_result) -> None:
+    """Refuse a file of settings, or its folder, that another user than root and this one may write: settings say where
+    the cluster is, and so whose code runs here.
+
+    Raises:
+        ValueError: others may write it.
+    """
+    if status.st_uid not in (os.geteuid(), 0):
+        why = f"belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}"
+    elif status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
+        why = f"has mode {stat.S_IMODE(status.st_mode):04o}: others may write it"
+    else:
+        return
+    what = "the folder" if stat.S_ISDIR(status.st_mode) else "the file"
+    name = Path(path, FILE_NAME) if stat.S_ISDIR(status.st_mode) else path
+    raise ValueError(
+        f"{name} is not obeyed: {what} {path.absolute()} {why}. Settings say whose code runs here; copy the file to a "
+        "folder that only you may write, start the program there, or remove it"
+    )
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether a group is that of this user alone, as distributions make one for each user."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -110,11 +110,11 @@ async def test_paths(node: zc.Runtime) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"ZCACTOR_SEALING": "on"}, (True, "arrays")),
-        ({"ZCACTOR_SEALING": "on", "ZCACTOR_INTEGRITY": "frames"}, (True, "frames")),
-        ({"ZCACTOR_INTEGRITY": "arrays"}, (False, "none")),
+        ({}, (True, "arrays")),
+        ({"ZCACTOR_INTEGRITY": "frames"}, (True, "frames")),
+        ({"ZCACTOR_SEALING": "off"}, (False, "none")),
     ],
-    ids=["auto", "frames", "not sealed"],
+    ids=["by default", "frames", "not sealed"],
 )
 async def test_how_arrays_are_protected_between_hosts(
     settings: dict[str, str], told: tuple[bool, str], monkeypatch: pytest.MonkeyPatch

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -43,6 +45,35 @@ def test_a_secret_that_exists() -> None:
     assert done.stdout.startswith("---\n")
     (found,) = yaml.safe_load_all(done.stdout)
     assert found["kind"] == "LeaderWorkerSet"
+
+
+def test_a_file_that_only_the_user_can_read(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    done = render(*GOOD, "--output", str(file), "true")
+    assert (done.exit_code, done.output) == (0, "")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(next(yaml.safe_load_all(file.read_text()))["stringData"]["token"]) == 64
+    again = render(*GOOD, "--output", str(file), "true")
+    assert again.exit_code == 2
+    assert f"{file} exists; remove it, or give another file" in again.stderr
+    nowhere = render(*GOOD, "--output", str(tmp_path / "none" / "x"), "true")
+    assert nowhere.exit_code == 2
+    assert "cannot be written: No such file or directory" in nowhere.stderr
+
+
+@pytest.mark.parametrize(("mode", "more", "status"), [(0o644, (), 2), (0o600, (), 0), (0o644, ("--secret", "mine"), 0)])
+def test_a_token_does_not_go_to_a_file_that_others_can_read(
+    tmp_path: Path, mode: int, more: tuple[str, ...], status: int
+) -> None:
+    file = tmp_path / "train.yaml"
+    file.touch()
+    file.chmod(mode)
+    command = [sys.executable, "-m", "zcactor", "k8s", "render", *GOOD, *more, "true"]
+    with open(file, "w") as output:
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == status
+    assert (file.stat().st_size == 0) is (status == 2)
+    assert ("use --output FILE in place of >FILE" in done.stderr) is (status == 2)
 
 
 @pytest.mark.parametrize(

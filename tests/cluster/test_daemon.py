@@ -25,6 +25,7 @@ from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import send_setup
 from zcactor.token import make_token_file, read_token_file
 from zcactor.transport.stream import handshake_io
+from zcactor.workers.run_directory import shared_names
 
 HELPERS = '''
 async def again(call):
@@ -154,7 +155,8 @@ def test_one_that_does_not_end_in_time_is_killed(hosts: Hosts, monkeypatch: pyte
     until(lambda: not hosts.processes(), "what it had started to end with it")
     assert list_nodes(hosts.run_directories("a")) == []
     again = hosts.start()  # the next node removes the leftovers
-    assert [path.name[-32:] for path in hosts.run_directories("a").iterdir()] == [again.record.node]
+    (path,) = hosts.run_directories("a").iterdir()
+    assert path.name[-32:] == shared_names(again.record.node, read_token_file(hosts.token_file))[0]
     assert stop(hosts) == ended(again)
     again.process.wait()
     hosts.assert_clean("a")

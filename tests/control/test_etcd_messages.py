@@ -110,5 +110,5 @@ def test_as_much_as_a_transaction_takes() -> None:
 
 
 def test_entries_of_another_program() -> None:
-    with pytest.raises(LogUnusable, match="another program has written the key /zcactor/main/head"):
+    with pytest.raises(LogUnusable, match="the key /zcactor/main/head in etcd was written by somebody else"):
         KEYS.leader({"create_revision": "5", "value": "eyJhIjoxfQ=="})

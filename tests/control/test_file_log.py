@@ -15,6 +15,8 @@ from tests.driver.programs import Program
 from zcactor.control.file_log import VERSION, FileLog, file_system_of, look_into
 from zcactor.control.head_log import Change, LogInUse, LogUnavailable, LogUnusable
 
+TOKEN = bytes(32)
+
 
 class TestFileLog(HeadLogTests):
     """The suite for `FileLog`."""
@@ -23,12 +25,12 @@ class TestFileLog(HeadLogTests):
 
     @pytest.fixture
     def make(self, tmp_path: Path) -> Make:
-        return lambda: FileLog(tmp_path / "state" / "n1-7433")
+        return lambda: FileLog(tmp_path / "state" / "n1-7433", TOKEN)
 
 
 async def written(folder: Path, *changes: Change) -> Path:
     """A log with entries, which nobody uses. Returns its file."""
-    log = FileLog(folder)
+    log = FileLog(folder, TOKEN)
     term = await log.campaign(ONE)
     await log.record(term, changes or [Change("name", "a", b"1")])
     await log.aclose()
@@ -39,7 +41,7 @@ async def refused(folder: Path, **options: object) -> str:
     """The message of a log that cannot be used, now and the next time: its folder is not left locked."""
     messages = []
     for _ in range(2):
-        log = FileLog(folder, **options)  # type: ignore[arg-type]
+        log = FileLog(folder, TOKEN, **options)  # type: ignore[arg-type]
         with pytest.raises(LogUnusable) as raised:
             await log.campaign(ONE)
         messages.append(str(raised.value))
@@ -72,7 +74,7 @@ async def test_a_database_that_is_gone_beside_its_log_of_writes(tmp_path: Path) 
 async def test_a_log_that_is_moved_aside(tmp_path: Path) -> None:
     path = await written(tmp_path)
     before = path.read_bytes()
-    log = FileLog(tmp_path, fresh=True)
+    log = FileLog(tmp_path, TOKEN, fresh=True)
     term = await log.campaign(ONE)
     assert await log.load(term) == {}
     await log.aclose()
@@ -92,6 +94,7 @@ async def test_a_log_of_another_version_or_program(tmp_path: Path) -> None:
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE notes (text)")
     database.close()
+    other.chmod(0o600)
     assert f"{other} is another program's database" in await refused(other.parent)
 
 
@@ -99,8 +102,8 @@ async def test_a_folder_that_cannot_hold_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "cannot hold a log: File exists" in await refused(tmp_path / "file")
     (tmp_path / "state" / "log.db").mkdir(parents=True)
-    log = FileLog(tmp_path / "state")
-    with pytest.raises(LogUnusable, match="cannot be written: unable to open"):
+    log = FileLog(tmp_path / "state", TOKEN)
+    with pytest.raises(LogUnusable, match="log.db is no file"):
         await log.campaign(ONE)
 
 
@@ -126,7 +129,7 @@ def test_file_systems() -> None:
 
 
 async def test_a_full_disk(tmp_path: Path) -> None:
-    log = FileLog(tmp_path)
+    log = FileLog(tmp_path, TOKEN)
     term = await log.campaign(ONE)
     await log.record(term, [Change("name", "a", b"1")])
     assert log._database is not None
@@ -143,7 +146,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
 
 
 async def test_batches_of_one_turn_are_one_transaction(tmp_path: Path) -> None:
-    log = FileLog(tmp_path)
+    log = FileLog(tmp_path, TOKEN)
     term = await log.campaign(ONE)
     commits: list[str] = []
     assert log._database is not None
@@ -155,7 +158,7 @@ async def test_batches_of_one_turn_are_one_transaction(tmp_path: Path) -> None:
     given_up.cancel()
     await log.aclose()
     assert given_up.cancelled()
-    after = FileLog(tmp_path)
+    after = FileLog(tmp_path, TOKEN)
     assert len((await after.load(await after.campaign(ONE)))["name"]) == 31
     await after.aclose()
 
@@ -165,7 +168,7 @@ from pathlib import Path
 from zcactor.control.file_log import FileLog
 from zcactor.control.head_log import Candidate, Change
 async def main():
-    log = FileLog(Path(FOLDER))
+    log = FileLog(Path(FOLDER), bytes(32))
     term = await log.campaign(Candidate("10.0.0.1:7433", "n1", os.getpid()))
     number = 0
     while True:
@@ -180,7 +183,7 @@ zc.run(main())
 async def test_what_was_recorded_outlives_a_kill(tmp_path: Path) -> None:
     with Program(f"FOLDER = {str(tmp_path)!r}\n{KILLED}") as program:
         durable = max(program.told("durable") for _ in range(20))
-        second = FileLog(tmp_path)
+        second = FileLog(tmp_path, TOKEN)
         with pytest.raises(LogInUse, match=rf"the head at 10.0.0.1:7433 on n1 \(pid {program.pid}\)"):
             await second.campaign(TWO)
         program.process.kill()
@@ -193,12 +196,12 @@ async def test_what_was_recorded_outlives_a_kill(tmp_path: Path) -> None:
 
 
 async def test_a_look_without_a_term(tmp_path: Path) -> None:
-    assert look_into(tmp_path, "name") == {}
-    log = FileLog(tmp_path)
+    assert look_into(tmp_path, "name", TOKEN) == {}
+    log = FileLog(tmp_path, TOKEN)
     term = await log.campaign(ONE)
     await log.record(term, [Change("name", "a", b"1"), Change("actor", "b", b"2")])
-    assert look_into(tmp_path, "name") == {"a": b"1"}, "though its head lives"
+    assert look_into(tmp_path, "name", TOKEN) == {"a": b"1"}, "though its head lives"
     await log.aclose()
-    assert look_into(tmp_path, "actor") == {"b": b"2"}
+    assert look_into(tmp_path, "actor", TOKEN) == {"b": b"2"}
     log.path.write_bytes(b"nonsense" * 100)
-    assert look_into(tmp_path, "actor") == {}
+    assert look_into(tmp_path, "actor", TOKEN) == {}

@@ -25,6 +25,7 @@ from zcactor.control.file_log import look_into
 from zcactor.control.head import Head
 from zcactor.control.node_agent import NodeAgent
 from zcactor.control.recipe_shelf import RecipeShelf
+from zcactor.token import read_token_file
 
 
 @zc.actor
@@ -313,7 +314,7 @@ class Played:
 
     def holders(self) -> list[str]:
         """The nodes that hold the actor's recipe, by the log."""
-        state = {"actor": look_into(self.hosts.directory / "log", "actor")}
+        state = {"actor": look_into(self.hosts.directory / "log", "actor", read_token_file(self.hosts.token_file))}
         (recipe,) = [each.recipe for each in read(state).actors.values() if each.recipe is not None]
         return [holder.hex() for holder in recipe.holders]
 

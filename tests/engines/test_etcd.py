@@ -17,7 +17,7 @@ from tests.engines.etcds import Etcd
 from tests.engines.launching import User
 from tests.transport.certificates import Authority
 from zcactor.control.etcd_log import EtcdLog
-from zcactor.control.etcd_url import find_access, parse_url
+from zcactor.control.etcd_url import EtcdAccess, find_access, parse_url
 from zcactor.control.head_log import Change, Deposed, HeadState, LogUnavailable, LogUnusable, Term
 
 pytestmark = pytest.mark.slow
@@ -167,9 +167,9 @@ async def test_all_are_away(three: Etcd, how: str) -> None:
     await other.aclose()
 
 
-async def refused(url: str, environ: dict[str, str]) -> str:
+async def refused(url: str, environ: dict[str, str], access: EtcdAccess | None = None) -> str:
     """The words with which a campaign is refused."""
-    log = EtcdLog.at(url, TOKEN, environ)
+    log = EtcdLog(parse_url(url), access or find_access(environ), TOKEN)
     with pytest.raises(LogUnusable) as raised:
         await log.campaign(ONE)
     await log.aclose()
@@ -204,15 +204,15 @@ async def test_credentials(guarded: Etcd, tmp_path: Path) -> None:
     url = guarded.url(next(_names))
     file = tmp_path / "password"
 
-    def environ(user: str, password: str) -> dict[str, str]:
+    def access(user: str, password: str) -> EtcdAccess:  # this etcd has no TLS, which users otherwise need
         file.write_text(f"{password}\n")
         file.chmod(0o600)
-        return {"ZCACTOR_ETCD_USER": user, "ZCACTOR_ETCD_PASSWORD_FILE": str(file)}
+        return EtcdAccess(user=user, password_file=file)
 
     assert "asks for a user" in await refused(url, {})
-    assert "refuses the password of user 'app'" in await refused(url, environ("app", "root's"))
-    assert "does not let user 'other' read and write" in await refused(url, environ("other", "other's"))
-    log = EtcdLog.at(url, TOKEN, environ("app", "app's"))
+    assert "refuses the password of user 'app'" in await refused(url, {}, access("app", "root's"))
+    assert "does not let user 'other' read and write" in await refused(url, {}, access("other", "other's"))
+    log = EtcdLog(parse_url(url), access("app", "app's"), TOKEN)
     term = await log.campaign(ONE)
     leaders = log.leaders()
     assert await anext(leaders) is not None
@@ -225,8 +225,8 @@ async def test_credentials(guarded: Etcd, tmp_path: Path) -> None:
 async def test_users_that_etcd_does_not_have(one: Etcd, tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.touch(0o600)
-    environ = {"ZCACTOR_ETCD_USER": "app", "ZCACTOR_ETCD_PASSWORD_FILE": str(file)}
-    assert "has no users, and 'app' is to be one" in await refused(one.url("x"), environ)
+    access = EtcdAccess(user="app", password_file=file)
+    assert "has no users, and 'app' is to be one" in await refused(one.url("x"), {}, access)
 
 
 async def test_the_port_of_other_members(one: Etcd) -> None:

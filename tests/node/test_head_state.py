@@ -13,6 +13,7 @@ from tests.driver.programs import Program, alive
 from zcactor.cluster.daemon import KeptState, StartedNode, cluster_in, stop_nodes
 from zcactor.control.file_log import FileLog
 from zcactor.errors import ConnectionLost
+from zcactor.token import read_token_file
 
 PATIENCE = 40.0
 """Seconds that nodes wait for their head: they have to outlast its start on a machine that is busy."""
@@ -206,10 +207,10 @@ def test_nobody_waits_for_a_head_that_has_ended_in_order(hosts: Hosts) -> None:
 def test_after_an_end_in_order_or_a_fresh_start_the_cluster_is_another(hosts: Hosts) -> None:
     head = begin(hosts)
     state = KeptState(hosts.directory / "log")
-    assert cluster_in(state) is not None
+    assert cluster_in(state, read_token_file(hosts.token_file)) is not None
     head.process.terminate()
     assert head.process.wait(20) == 0
-    assert cluster_in(state) is None
+    assert cluster_in(state, read_token_file(hosts.token_file)) is None
     second = begin(hosts)
     assert second.record.node != head.record.node
     kill(second)
@@ -224,7 +225,7 @@ def test_a_log_that_another_head_uses_or_that_cannot_be_read(hosts: Hosts) -> No
     with pytest.raises(ConnectionLost, match=rf"is in use by the head at .* \(pid {head.record.pid}\)"):
         begin(hosts, port=int(head.record.address.rpartition(":")[2]))
     kill(head)
-    log = FileLog(hosts.directory / "log").path
+    log = FileLog(hosts.directory / "log", bytes(32)).path
     log.write_bytes(b"nonsense" * 1000)
     with pytest.raises(ConnectionLost, match="is damaged.*--fresh"):
         begin(hosts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
@@ -191,7 +190,7 @@ def _between_hosts(
 ) -> TcpEndpoint:
     arena = store.arena
     tls = tls_of(config)
-    sealing = config.sealing == "on" or (config.sealing == "auto" and not ip_address(config.host).is_loopback)
+    sealing = config.sealing == "on"
     integrity = Integrity[config.integrity.upper()]
     endpoint: TcpEndpoint
     if "verbs" not in names or ("tcp" in names and names.index("tcp") < names.index("verbs")):

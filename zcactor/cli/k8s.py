@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from typing import Literal
+import stat
+import sys
+from typing import Final, Literal, TextIO
 
 import click
 
@@ -11,6 +14,8 @@ from zcactor.cli.nodes import fail
 from zcactor.token import TOKEN_NBYTES
 
 __all__ = ["k8s"]
+
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @click.group()
@@ -32,6 +37,7 @@ def k8s() -> None:
 @click.option("--gpus", type=int, default=0, help="NVIDIA GPUs of each pod.")
 @click.option("--rdma", metavar="RESOURCE=N", help="RDMA devices of each pod, by their device plugin's resource.")
 @click.option("--secret", help="Secret that exists, with the token under the key 'token'.  [a new one]")
+@click.option("--output", metavar="FILE", help="File to write, which only you can read.  [standard output]")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def render(
     name: str,
@@ -44,9 +50,10 @@ def render(
     gpus: int,
     rdma: str | None,
     secret: str | None,
+    output: str | None,
     program: tuple[str, ...],
 ) -> None:
-    """Print the manifests of a cluster for one program, for kubectl apply -f -.
+    """Print the manifests of a cluster for one program, for kubectl apply -f -, or write them to a file with --output.
 
     They are a Secret with a new token, and a headless Service with an Indexed Job or a LeaderWorkerSet. Each pod runs
     zcactor run, and the program runs in the first one, where a plain zc.init() joins. Nothing is printed where
@@ -71,5 +78,31 @@ def render(
         raise fail(error, 2) from error
     text = yaml_text(manifests(wanted, secrets.token_bytes(TOKEN_NBYTES).hex()))
     if secret is None:
-        click.echo("# The Secret holds a new token, which opens the whole cluster: let nobody else read this.")
-    click.echo(text, nl=False)
+        text = f"# The Secret holds a new token, which opens the whole cluster: let nobody else read this.\n{text}"
+        if output is None:
+            _refuse_readable(sys.stdout)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        with open(os.open(output, _NEW, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise fail(f"--output: {output} exists; remove it, or give another file", 2) from None
+    except OSError as error:
+        raise fail(f"--output: {output} cannot be written: {error.strerror}", 2) from error
+
+
+def _refuse_readable(stream: TextIO) -> None:
+    """End where a stream goes to a file that others can read, as a shell's ``>`` makes it: a token must not lie
+    there."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # no descriptor of the system is behind it
+        return
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+        raise fail(
+            f"the output goes to a file of mode {stat.S_IMODE(status.st_mode):04o}, which others can read, and it has "
+            "the cluster's token: use --output FILE in place of >FILE",
+            2,
+        )  # fmt: skip

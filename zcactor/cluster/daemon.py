@@ -30,7 +30,7 @@ from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
-from zcactor.workers.run_directory import RunDirectory, base_directory
+from zcactor.workers.run_directory import RunDirectory, base_directory, shared_names
 from zcactor.workers.zygote import wait_for_end
 
 if TYPE_CHECKING:
@@ -179,14 +179,14 @@ def start_node(
     if isinstance(state, EtcdState):
         starting = _Starting(config, token, source, resources, launch, rank)
         return _with_etcd(starting, token, state, port, stays=stays)
-    before = None if state is None else cluster_in(state)
+    before = None if state is None else cluster_in(state, token)
     if before is not None and not port:
         port = int(before.address.rpartition(":")[2])
     starting = _Starting(config, token, source, resources, launch, rank)
     node = process or (ids.ProcessId(before.cluster) if before is not None else ids.new_process())
-    found = before is not None and has_member(node)
+    found = before is not None and has_member(node, token)
     started, cluster = starting.head(node, port, state, stays=stays, beside=not found)
-    if found and has_member(node):  # it may have given its head up meanwhile
+    if found and has_member(node, token):  # it may have given its head up meanwhile
         return started
     return _with_member(starting, started, cluster, stays=stays, gently=before is None)
 
@@ -196,9 +196,9 @@ def _with_etcd(
 ) -> StartedNode:  # fmt: skip
     """Start a head whose log is in etcd, or a standby, with a node beside it."""
     node = asyncio.run(_cluster_in_etcd(state.url, token))
-    found = has_member(node)
+    found = has_member(node, token)
     started, cluster = starting.head(node, port, state, stays=stays, beside=not found)
-    if found and has_member(node):
+    if found and has_member(node, token):
         return started
     if started.record.role == "standby":
         try:
@@ -316,7 +316,7 @@ class _Starting:
         """Start the process of a node, or of a head where `head` is None. Returns its address as well."""
         config, rank = self._config, self._rank
         with ExitStack() as undo:
-            directory = RunDirectory.shared(base_directory(), cluster.hex())
+            directory = RunDirectory.shared(base_directory(), *shared_names(cluster.hex(), self._token))
             undo.callback(directory.remove)
             log = output = None
             if logs:
@@ -357,10 +357,10 @@ class _Starting:
         return StartedNode(record, self._source, agent, control, told.encode()), address
 
 
-def has_member(cluster: ids.ProcessId) -> bool:
+def has_member(cluster: ids.ProcessId, token: bytes) -> bool:
     """Whether a node of that cluster runs on this host, which this user has started from the command line."""
-    records = list_nodes(base_directory(), cluster.hex())
-    return any(record.role == "member" for record in records)
+    names = shared_names(cluster.hex(), token)
+    return any(record.role == "member" for name in names for record in list_nodes(base_directory(), name))
 
 
 def options_again(
@@ -380,12 +380,12 @@ def options_again(
     return {"code": _AGAIN.format(path=search_path()), "data": msgspec.msgpack.encode(options)}
 
 
-def cluster_in(state: KeptState) -> ClusterEntry | None:
+def cluster_in(state: KeptState, token: bytes) -> ClusterEntry | None:
     """The cluster that a head with this log takes over; None where it begins a new one."""
     from zcactor.control.entries import CLUSTER_KEY, ClusterEntry
     from zcactor.control.file_log import look_into  # with SQLite, which no other start needs
 
-    found = None if state.fresh else look_into(state.folder, "cluster").get(CLUSTER_KEY)
+    found = None if state.fresh else look_into(state.folder, "cluster", token).get(CLUSTER_KEY)
     entry = None if found is None else msgspec.msgpack.decode(found, type=ClusterEntry)
     return None if entry is None or entry.closed else entry
 

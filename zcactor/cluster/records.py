@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
+import stat
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -13,6 +16,8 @@ from zcactor.workers.run_directory import PREFIX
 __all__ = ["NodeFile", "list_nodes", "parent_of", "started_at", "write_record"]
 
 _PATTERN = "node-*.json"
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NodeFile(msgspec.Struct, frozen=True):
@@ -77,25 +82,45 @@ def write_record(directory: Path, record: NodeFile) -> None:
     part.rename(path)
 
 
-def list_nodes(base: Path, cluster: str = "*") -> list[NodeFile]:
+def list_nodes(base: Path, name: str = "*") -> list[NodeFile]:
     """This user's running nodes and heads whose run directories lie in `base`; heads come first.
 
     Args:
         base: the folder of run directories.
-        cluster: the id of a cluster, 32 hexadecimal digits; the default stands for all.
+        name: of a run directory, 32 hexadecimal digits; the default stands for all.
     """
-    paths: list[Path] = []
-    for directory in base.glob(f"{PREFIX}{cluster}"):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # its last node has just removed it
-            paths += directory.glob(_PATTERN)
     found = []
-    for path in sorted(paths):
-        try:
-            if path.lstat().st_uid != os.getuid():
+    for directory in sorted(base.glob(f"{PREFIX}{name}")):
+        for content in _records_in(directory):
+            try:
+                record = msgspec.json.decode(content, type=NodeFile)
+            except (UnicodeDecodeError, msgspec.DecodeError):  # the file is not ours
                 continue
-            record = msgspec.json.decode(path.read_bytes(), type=NodeFile)
-        except (OSError, UnicodeDecodeError, msgspec.DecodeError):  # the node is just ending; or the file is not ours
-            continue
-        if started_at(record.pid) == record.started:
-            found.append(record)
+            if started_at(record.pid) == record.started:
+                found.append(record)
     return sorted(found, key=lambda record: record.role != "head")
+
+
+def _records_in(directory: Path) -> list[bytes]:
+    """The contents of the records in a run directory. What they say is looked at on what is open, and not by name: in
+    the temporary directory another user may exchange a link of his meanwhile."""
+    found: list[bytes] = []
+    with contextlib.ExitStack() as undo:
+        try:
+            folder = os.open(directory, _FOLDER)
+            undo.callback(os.close, folder)
+            status = os.fstat(folder)
+            if status.st_uid != os.getuid() or status.st_mode & 0o022:
+                return found
+            names = sorted(fnmatch.filter(os.listdir(folder), _PATTERN))
+        except OSError:  # its last node has just removed it, or it is no directory
+            return found
+        for name in names:
+            try:
+                file = undo.enter_context(open(os.open(name, _FILE, dir_fd=folder), "rb"))
+                status = os.fstat(file.fileno())
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+                    found.append(file.read())
+            except OSError:  # the node is just ending, or it is a link
+                continue
+    return found

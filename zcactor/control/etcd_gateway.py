@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 import msgspec
 
-from zcactor.control.etcd_messages import EtcdRefused, EtcdSilent, Message, answer_of
+from zcactor.control.etcd_messages import EtcdRefused, EtcdSilent, Message, answer_of, odd
 from zcactor.control.head_log import LogUnusable
 from zcactor.errors import AuthenticationError
 from zcactor.token import check_private
@@ -128,7 +128,10 @@ class EtcdGateway:
         try:
             async with self._session.post(url, json=body, headers=headers, timeout=timeout) as response:
                 while response.status == 200 and (line := await response.content.readline()):
-                    yield msgspec.json.decode(line, type=Message)
+                    message = msgspec.json.decode(line, type=Message)
+                    if odd(path, body, message):
+                        return
+                    yield message
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
             return
 
@@ -224,7 +227,15 @@ class EtcdGateway:
             raise EtcdSilent(
                 f"{endpoint} has closed the connection without an answer{self._hint}", doubt=True
             ) from error
-        return answer_of(endpoint, status, content, self._access.user)
+        answer = answer_of(endpoint, status, content, self._access.user)
+        problem = odd(path, body, answer)
+        if problem:
+            raise EtcdSilent(
+                f"{endpoint} answers {path} otherwise than etcd does ({problem}): it needs the client port of etcd 3.4 "
+                "or newer",
+                doubt=True, unusable=True,
+            )  # fmt: skip
+        return answer
 
 
 def _refused_by_tls(error: BaseException | None) -> bool:

@@ -262,7 +262,7 @@ class EtcdLog:
                 raise self._unavailable(error) from error
             if not answer.get("succeeded"):
                 raise self._deposed(term.epoch, answer)
-            after = self._keys.entries(answer, state)
+            after = self._keys.entries(term.epoch, answer, state)
             if after is None:
                 return state
             revision = revision or int(answer["header"]["revision"])
@@ -311,6 +311,7 @@ class EtcdLog:
             Deposed: the term is over.
             LogUnavailable: etcd does not take them, and nothing was changed.
         """
+        changes = self._keys.sealed(term.epoch, changes)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._patience
         limit = self._gateway().first_limit

@@ -4,18 +4,21 @@ In the gateway's JSON 64-bit numbers are strings, bytes are base64, and a field 
 
 The keys of a cluster begin with ``/zcactor/NAME/``: ``head`` is the leader's, under its lease; ``token`` tells clusters
 of one name apart; ``cluster`` is the id of all clusters of that name; ``candidates/ADDRESS`` are processes that lead
-or would, each under a lease of its own; ``entries/KIND/KEY`` are what is recorded.
+or would, each under a lease of its own; ``entries/KIND/KEY`` are what is recorded. All values but that of ``token``, a
+hash under the token, are sealed (`zcactor.control.log_seal`): others write to etcd as well. Those of ``head`` and of
+candidates belong to their leases, in place of an epoch.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 
 from zcactor.control.head_log import MAX_CHANGES, MAX_NBYTES, Candidate, LeaderAt, LogUnusable
+from zcactor.control.log_seal import NOT_OURS, DoesNotOpen, LogSeal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PAGE", "EtcdKeys", "EtcdRefused", "EtcdSilent", "EtcdView", "Message", "answer_of", "as_epoch", "merged",
-    "text_of",
+    "odd", "text_of",
 ]  # fmt: skip
 
 Message = dict[str, Any]
@@ -33,6 +36,8 @@ PAGE: Final = 256
 _UNSURE: Final = frozenset({1, 2, 4, 13, 14})
 """Codes of gRPC that say nothing about whether the request was carried out: cancelled, unknown, deadline exceeded,
 internal, unavailable (grpc/grpc, doc/statuscodes.md). A member that has lost its leader answers with the last."""
+_HEAD, _CLUSTER, _CANDIDATE = "head", "cluster", "candidates"
+"""The kinds of sealed values beside the entries'."""
 _USER: Final = "ZCACTOR_ETCD_USER and ZCACTOR_ETCD_PASSWORD_FILE"
 
 
@@ -69,6 +74,101 @@ class EtcdSilent(Exception):
         self.unusable = unusable
 
 
+# What is read of etcd's answers. 64-bit numbers are strings.
+_Number = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,19}$")]
+_Bytes = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]*={0,2}$")]
+
+
+class _Kv(msgspec.Struct):
+    key: _Bytes
+    create_revision: _Number
+    mod_revision: _Number
+    version: _Number
+    value: _Bytes = ""
+    lease: _Number = "0"
+
+
+class _Range(msgspec.Struct):
+    kvs: list[_Kv] = []
+    more: bool = False
+
+
+class _Head(msgspec.Struct):
+    revision: _Number
+
+
+class _Answer(msgspec.Struct):
+    header: _Head
+    responses: list[dict[str, Any]] = []
+    succeeded: bool = False
+
+
+class _Granted(msgspec.Struct):
+    ID: _Number
+    TTL: _Number
+
+
+class _Left(msgspec.Struct):
+    TTL: _Number = "0"
+
+
+class _Kept(msgspec.Struct):
+    result: _Left
+
+
+class _Proven(msgspec.Struct):
+    token: str
+
+
+class _Place(msgspec.Struct):
+    key: _Bytes
+    mod_revision: _Number
+
+
+class _Gone(msgspec.Struct):
+    kv: _Place
+
+
+class _Changed(msgspec.Struct):
+    kv: _Kv
+
+
+class _Watched(msgspec.Struct):
+    events: list[dict[str, Any]] = []
+
+
+class _Watch(msgspec.Struct):
+    result: _Watched = msgspec.field(default_factory=_Watched)
+
+
+_FORMS: Final[Mapping[str, type]] = {
+    "/v3/kv/txn": _Answer, "/v3/lease/grant": _Granted, "/v3/lease/keepalive": _Kept, "/v3/auth/authenticate": _Proven,
+    "/v3/watch": _Watch,
+}  # fmt: skip
+
+
+def odd(path: str, body: Message, answer: Message) -> str:
+    """What is wrong with an answer to a request that was carried out: something that answers need not be etcd. Empty
+    where it has the form that the functions here read."""
+    form = _FORMS.get(path)
+    try:
+        if form is not None:
+            msgspec.convert(answer, form)
+        for event in answer.get("result", {}).get("events", ()) if form is _Watch else ():
+            msgspec.convert(event, _Gone if event.get("type") == "DELETE" else _Changed)
+        if form is _Answer:
+            asked = body.get("success" if answer.get("succeeded") or "compare" not in body else "failure", [])
+            found = answer.get("responses", [])
+            if len(found) != len(asked):
+                return f"{len(found)} parts for {len(asked)} requests"
+            for request, response in zip(asked, found, strict=True):
+                if "request_range" in request:
+                    msgspec.convert(response.get("response_range"), _Range)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
+
+
 class EtcdView(NamedTuple):
     """The state of a cluster in etcd, at one moment."""
 
@@ -98,6 +198,7 @@ class EtcdKeys:
         self._candidates = f"{prefix}candidates/".encode()
         self._entries = f"{prefix}entries/".encode()
         self._name = name
+        self._seal = LogSeal(token, name.encode())
 
     # ---------------------------------------------------------------- who leads
 
@@ -132,27 +233,22 @@ class EtcdKeys:
         """The leader that an entry for ``head`` names.
 
         Raises:
-            LogUnusable: another program has written it.
+            LogUnusable: somebody without the token has written it.
         """
-        try:
-            me = msgspec.json.decode(base64.b64decode(kv.get("value", "")), type=Candidate)
-        except (ValueError, msgspec.DecodeError) as error:
-            raise LogUnusable(
-                f"another program has written the key /zcactor/{self._name}/head: use another name at the end of the "
-                "URL"
-            ) from error
+        me = msgspec.json.decode(self._open(_HEAD, kv, int(kv.get("lease", 0))), type=Candidate)
         return LeaderAt(int(kv["create_revision"]), me.address)
 
     def lead(self, me: Candidate, lease: int, token_revision: int) -> Message:
         """The transaction that makes a candidate the leader, where there is none, and where ``token`` was not changed
         since `token_revision`."""
+        value = self._seal.seal(_HEAD, "", lease, msgspec.json.encode(me))
         return {
             "compare": [
                 {"key": self.head, "target": "CREATE", "result": "EQUAL", "create_revision": "0"},
                 {"key": self._token, "target": "MOD", "result": "EQUAL", "mod_revision": str(token_revision)},
             ],
             "success": [
-                {"request_put": {"key": self.head, "value": text_of(msgspec.json.encode(me)), "lease": str(lease)}},
+                {"request_put": {"key": self.head, "value": text_of(value), "lease": str(lease)}},
                 {"request_put": {"key": self._token, "value": self._mark}},
             ],
             "failure": self._head_range(),
@@ -166,36 +262,61 @@ class EtcdKeys:
 
     def mint(self, cluster: bytes) -> Message:
         """The transaction that gives the clusters of this name their id, where they have none."""
+        value = text_of(self._seal.seal(_CLUSTER, "", 0, cluster))
         return {
             "compare": [{"key": self._cluster, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
-            "success": [{"request_put": {"key": self._cluster, "value": text_of(cluster)}}],
+            "success": [{"request_put": {"key": self._cluster, "value": value}}],
             "failure": [{"request_range": {"key": self._cluster}}],
         }
 
     def minted(self, answer: Message, cluster: bytes) -> bytes:
-        """The id after `mint` with `cluster`."""
+        """The id after `mint` with `cluster`.
+
+        Raises:
+            LogUnusable: somebody without the token has written it.
+        """
         if answer.get("succeeded"):
             return cluster
-        return base64.b64decode(_kvs(answer["responses"][0])[0].get("value", ""))
+        return self._open(_CLUSTER, _kvs(answer["responses"][0])[0], 0)
 
     def candidate(self, me: Candidate, lease: int) -> Message:
         """The request that makes a candidate known as long as the lease lasts."""
         key = text_of(self._candidates + me.address.encode())
-        return {"success": [{"request_put": {"key": key, "value": text_of(b"1"), "lease": str(lease)}}]}
+        value = text_of(self._seal.seal(_CANDIDATE, me.address, lease, b""))
+        return {"success": [{"request_put": {"key": key, "value": value, "lease": str(lease)}}]}
 
     def all_candidates(self) -> Message:
         """The request for what `candidates` reads."""
-        return {"success": [{"request_range": {**self._range(self._candidates), "keys_only": True}}]}
+        return {"success": [{"request_range": self._range(self._candidates)}]}
 
     def candidates(self, answer: Message) -> list[str]:
-        """The addresses of all candidates, in order."""
-        keys = [base64.b64decode(kv["key"]) for kv in _kvs(answer["responses"][0])]
-        return [key.removeprefix(self._candidates).decode() for key in keys]
+        """The addresses of all candidates, in order. What somebody without the token has written is left out."""
+        found = []
+        for kv in _kvs(answer["responses"][0]):
+            try:
+                address = base64.b64decode(kv["key"]).removeprefix(self._candidates).decode()
+                lease = int(kv.get("lease", 0))
+                self._seal.open(
+                    _CANDIDATE, address, base64.b64decode(kv.get("value", "")), latest=lease, earliest=lease
+                )
+            except (DoesNotOpen, UnicodeDecodeError):
+                continue
+            found.append(address)
+        return found
 
     # ---------------------------------------------------------------- entries
 
+    def sealed(
+        self, epoch: int, changes: Mapping[tuple[str, str], bytes | None]
+    ) -> dict[tuple[str, str], bytes | None]:
+        """Changes as they are written in a term. They are sealed once, so that `are_made` knows them again."""
+        return {
+            place: None if value is None else self._seal.seal(*place, epoch, value) for place, value in changes.items()
+        }
+
     def record(self, epoch: int, version: int, changes: Mapping[tuple[str, str], bytes | None]) -> Message:
-        """The transaction that makes changes, where the term lasts and nothing has touched ``head`` since `version`."""
+        """The transaction that makes sealed changes, where the term lasts and nothing has touched ``head`` since
+        `version`."""
         success: list[Message] = []
         for (kind, key), value in changes.items():
             named = {"key": text_of(self._entries + f"{kind}/{key}".encode())}
@@ -216,7 +337,7 @@ class EtcdKeys:
 
     @staticmethod
     def are_made(answer: Message, changes: Mapping[tuple[str, str], bytes | None]) -> bool:
-        """Whether changes are made, by the answer to `same`."""
+        """Whether sealed changes are made, by the answer to `same`."""
         found = [_kvs(each) for each in answer["responses"]]
         return [base64.b64decode(kvs[0].get("value", "")) if kvs else None for kvs in found] == [*changes.values()]
 
@@ -242,17 +363,40 @@ class EtcdKeys:
             "compare": [self._in_term(epoch)], "success": [{"request_range": wanted}], "failure": self._head_range()
         }  # fmt: skip
 
-    def entries(self, answer: Message, state: dict[str, dict[str, bytes]]) -> bytes | None:
-        """Add a page's entries to `state`. Returns its last key where there are more."""
+    def entries(self, epoch: int, answer: Message, state: dict[str, dict[str, bytes]]) -> bytes | None:
+        """Add a page's entries to `state`, as read in the term of `epoch`. Returns its last key where there are more.
+
+        Raises:
+            LogUnusable: somebody without the token has written one.
+        """
         found = answer["responses"][0]["response_range"]
         last = b""
         for kv in found.get("kvs", ()):
             last = base64.b64decode(kv["key"])
-            kind, _, key = last.removeprefix(self._entries).decode().partition("/")
-            state.setdefault(kind, {})[key] = base64.b64decode(kv.get("value", ""))
+            kind, _, key = last.removeprefix(self._entries).decode("utf-8", "backslashreplace").partition("/")
+            try:
+                value = self._seal.open(kind, key, base64.b64decode(kv.get("value", "")), latest=epoch)
+            except DoesNotOpen:
+                raise self._forged(f"entries/{kind}/{key}") from None
+            state.setdefault(kind, {})[key] = value
         return last if found.get("more") else None
 
     # ---------------------------------------------------------------- parts
+
+    def _open(self, kind: str, kv: Message, epoch: int) -> bytes:
+        """The value of a key of which a cluster has one, sealed for exactly this epoch."""
+        try:
+            value = base64.b64decode(kv.get("value", ""))
+            return self._seal.open(kind, "", value, latest=epoch, earliest=epoch)
+        except DoesNotOpen:
+            raise self._forged(kind) from None
+
+    def _forged(self, key: str) -> LogUnusable:
+        return LogUnusable(
+            f"the key /zcactor/{self._name}/{key} in etcd was written by somebody else: {NOT_OURS}. Let nobody else "
+            f"write there, and begin anew (etcdctl del --prefix /zcactor/{self._name}/), or use another name at the "
+            "end of the URL"
+        )
 
     def _in_term(self, epoch: int) -> Message:
         return {"key": self.head, "target": "CREATE", "result": "EQUAL", "create_revision": str(epoch)}

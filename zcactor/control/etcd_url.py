@@ -82,7 +82,7 @@ def find_access(environ: Mapping[str, str]) -> EtcdAccess:
 
     Raises:
         ValueError: one of them is set, and another that it needs is not, or a path begins with the home of a user who
-            has no home.
+            has no home. A user needs a CA: without TLS everybody on the way would learn the password.
     """
     value = {name: environ.get(f"ZCACTOR_ETCD_{name}", "") for name in ("CA", "CERT", "KEY", "USER", "PASSWORD_FILE")}
     for name, needed in (("CERT", "KEY"), ("KEY", "CERT"), ("CERT", "CA"), ("USER", "PASSWORD_FILE")):
@@ -90,6 +90,11 @@ def find_access(environ: Mapping[str, str]) -> EtcdAccess:
             raise ValueError(f"ZCACTOR_ETCD_{name} is set, and ZCACTOR_ETCD_{needed} is not: set both, or neither")
     if value["PASSWORD_FILE"] and not value["USER"]:
         raise ValueError("ZCACTOR_ETCD_PASSWORD_FILE is set, and ZCACTOR_ETCD_USER is not: set both, or neither")
+    if value["USER"] and not value["CA"]:
+        raise ValueError(
+            "ZCACTOR_ETCD_USER is set, and ZCACTOR_ETCD_CA is not: the password would go to whoever listens there, in "
+            "the clear; set ZCACTOR_ETCD_CA to the certificates of etcd's authorities, by which TLS is used"
+        )
     try:
         paths = {name: expanded(value[name], environ) if value[name] else None for name in value if name != "USER"}
     except NoFolder as error:

@@ -1,4 +1,7 @@
-"""A head's log in a folder of its host: an SQLite database, and a lock, which the head holds as long as it leads."""
+"""A head's log in a folder of its host: an SQLite database, and a lock, which the head holds as long as it leads.
+
+Values are sealed (`zcactor.control.log_seal`), and only the head's user may read and write the database.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,6 +31,7 @@ from zcactor.control.head_log import (
     check_batch,
 )
 from zcactor.control.leading import Leading
+from zcactor.control.log_seal import NOT_OURS, DoesNotOpen, LogSeal
 from zcactor.folders import make_folder
 
 if TYPE_CHECKING:
@@ -41,7 +46,7 @@ NAME: Final = "log.db"
 """The name of the database in its folder."""
 APPLICATION: Final = 0x7A636861
 """The database's application_id: ``zcha``."""
-VERSION: Final = 1
+VERSION: Final = 2
 """The database's user_version."""
 _REMOTE: Final = frozenset(
     {
@@ -52,8 +57,8 @@ _REMOTE: Final = frozenset(
 """File systems of other hosts. A write-ahead log needs memory that all users of the database share (sqlite.org/wal)."""
 _SCHEMA: Final = """
 CREATE TABLE entries (kind TEXT, key TEXT, value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
-CREATE TABLE terms (epoch INTEGER NOT NULL);
-INSERT INTO terms VALUES (0);
+CREATE TABLE terms (epoch INTEGER NOT NULL, log BLOB NOT NULL);
+INSERT INTO terms VALUES (0, randomblob(16));
 """
 FRESH: Final = "start with --fresh to move it aside and begin a new cluster, or with --state DIR for another folder"
 
@@ -65,15 +70,18 @@ class FileLog:
 
     Args:
         folder: the folder, made where it is missing.
+        token: the cluster's token, under which values are sealed.
         fresh: whether a database that is there is moved aside.
         mounts: the text of ``/proc/self/mountinfo``; None reads it.
     """
 
     recipe_nbytes: int = MAX_NBYTES - (64 << 10)  # the rest is for keys, and for other entries of the batch
 
-    def __init__(self, folder: Path, *, fresh: bool = False, mounts: str | None = None) -> None:
+    def __init__(self, folder: Path, token: bytes, *, fresh: bool = False, mounts: str | None = None) -> None:
         self.path = folder / NAME
         self._folder = folder
+        self._token = token
+        self._seal = LogSeal(token, b"")
         self._fresh = fresh
         self._mounts = mounts
         self._leading = Leading()
@@ -149,7 +157,14 @@ class FileLog:
     def _load(self) -> HeadState:
         state: dict[str, dict[str, bytes]] = {}
         assert self._database is not None
-        for kind, key, value in self._database.execute("SELECT kind, key, value FROM entries"):
+        for kind, key, sealed in self._database.execute("SELECT kind, key, value FROM entries"):
+            try:
+                value = self._seal.open(kind, key, sealed, latest=self._epoch)
+            except DoesNotOpen:
+                raise LogUnusable(
+                    f"the log {self.path} has an entry {kind} {key!r} of somebody else: {NOT_OURS}; use the token with "
+                    f"which the log was begun, or {FRESH}"
+                ) from None
             state.setdefault(kind, {})[key] = value
         return state
 
@@ -185,7 +200,8 @@ class FileLog:
                 if value is None:
                     database.execute("DELETE FROM entries WHERE kind = ? AND key = ?", (kind, key))
                 else:
-                    database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (kind, key, value))
+                    sealed = self._seal.seal(kind, key, self._epoch, value)
+                    database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (kind, key, sealed))
             database.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
@@ -199,6 +215,7 @@ class FileLog:
         try:
             make_folder(self._folder)
             self._refuse_remote()
+            _refuse_others(self._folder)
             self._lock(me)
             if self._fresh:
                 self._move_aside()
@@ -215,10 +232,11 @@ class FileLog:
             database.execute("PRAGMA synchronous = FULL")
             database.execute("BEGIN IMMEDIATE")
             database.execute("UPDATE terms SET epoch = epoch + 1")
-            (epoch,) = database.execute("SELECT epoch FROM terms").fetchone()
+            epoch, name = database.execute("SELECT epoch, log FROM terms").fetchone()
             database.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
             raise LogUnusable(f"the log {self.path} is damaged, or cannot be written: {error}; {FRESH}") from error
+        self._seal = LogSeal(self._token, name)
         return int(epoch)
 
     def _refuse_remote(self) -> None:
@@ -305,17 +323,47 @@ class FileLog:
             raise LogUnusable(f"the log {self.path} is damaged: {found}; {FRESH}")
 
 
-def look_into(folder: Path, kind: str) -> dict[str, bytes]:
+def look_into(folder: Path, kind: str, token: bytes) -> dict[str, bytes]:
     """The entries of one kind in the log of `folder`, without a term: they may be those of a head that lives. Empty
-    where there is no log, or none that can be read; the next term finds out why."""
+    where there is no log, or none that can be read, or one of somebody else; the next term finds out why."""
     path = folder / NAME
     if not path.is_file():
         return {}
     try:
+        _refuse_others(folder)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-            return dict(database.execute("SELECT key, value FROM entries WHERE kind = ?", (kind,)))
-    except sqlite3.Error:
+            epoch, name = database.execute("SELECT epoch, log FROM terms").fetchone()
+            found = database.execute("SELECT key, value FROM entries WHERE kind = ?", (kind,)).fetchall()
+            seal = LogSeal(token, name)
+            return {key: seal.open(kind, key, sealed, latest=epoch) for key, sealed in found}
+    except (sqlite3.Error, OSError, LogUnusable, DoesNotOpen):
         return {}
+
+
+def _refuse_others(folder: Path) -> None:
+    """Check that a log's folder and files are this user's, and that nobody else may write the one or read the others.
+
+    Raises:
+        LogUnusable: others can get at them.
+        OSError: the folder cannot be looked at.
+    """
+    for path, forbidden in ((folder, 0o022), *((folder / f"{NAME}{suffix}", 0o077) for suffix in ("", "-wal", "-shm"))):
+        try:
+            status = path.stat() if path is folder else path.lstat()
+        except FileNotFoundError:
+            continue
+        if status.st_uid != os.geteuid():
+            why = f"belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}"
+        elif path is not folder and not stat.S_ISREG(status.st_mode):
+            why = "is no file"
+        elif status.st_mode & forbidden:
+            why = f"has mode {stat.S_IMODE(status.st_mode):04o}: others can get at it, and may have"
+        else:
+            continue
+        raise LogUnusable(
+            f"{path} {why}. A head runs what its log says: give a folder of your own with --state DIR, or run chmod "
+            f"go-rwx {path} if you know that nobody else did"
+        )
 
 
 def _sync(path: Path) -> None:

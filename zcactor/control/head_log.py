@@ -140,6 +140,7 @@ class HeadLog(Protocol):
         Raises:
             Deposed: the term is over.
             LogUnavailable: the log does not answer.
+            LogUnusable: an entry is not of a holder of the cluster's token.
         """
         ...
 

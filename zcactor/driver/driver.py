@@ -44,7 +44,7 @@ from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token
 from zcactor.transport.stream.probe import identify
 from zcactor.workers.orphans import LastResort
-from zcactor.workers.run_directory import RunDirectory, base_directory
+from zcactor.workers.run_directory import RunDirectory, base_directory, shared_names
 
 if TYPE_CHECKING:
     import socket
@@ -324,7 +324,7 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool) ->
     raise_descriptor_limit()
     watch_forks()
     with contextlib.ExitStack() as undo:
-        directory = RunDirectory.shared(base_directory(), head.process.hex())
+        directory = RunDirectory.shared(base_directory(), *shared_names(head.process.hex(), token))
         undo.callback(directory.remove)
         loop = asyncio.get_running_loop()
         driver = ids.new_process()

@@ -18,6 +18,8 @@ typedef struct {
     PyObject_HEAD
     void *function;
     PyObject *invalid; /* the exception for a record that does not decrypt; NULL: the cipher encrypts */
+    PyObject *weak;    /* weak references, by which the keys of a process are dropped in a forked child */
+    int forgotten;
     byte key[RECORD_KEY];
 } Cipher;
 
@@ -30,7 +32,7 @@ static int cipher_init(Cipher *self, PyObject *args, PyObject *kwargs) {
         return -1;
     }
     if (!PyArg_ParseTuple(args, "Oy#|O", &address, &key, &size, &invalid)) return -1;
-    if (self->function) {
+    if (self->function || self->forgotten) {
         PyErr_SetString(PyExc_RuntimeError, "a Cipher is initialised once");
         return -1;
     }
@@ -58,13 +60,31 @@ static int cipher_clear(Cipher *self) {
 static void cipher_dealloc(Cipher *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    if (self->weak) PyObject_ClearWeakRefs((PyObject *)self);
     cipher_clear(self);
     explicit_bzero(self->key, RECORD_KEY);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
+static PyObject *cipher_forget(Cipher *self, PyObject *Py_UNUSED(ignored)) {
+    explicit_bzero(self->key, RECORD_KEY);
+    self->forgotten = 1;
+    self->function = NULL;
+    Py_RETURN_NONE;
+}
+static PyObject *cipher_refuse(const Cipher *self) {
+    if (!self->forgotten) return PyErr_Format(PyExc_RuntimeError, "this Cipher was not initialised");
+    PyObject *errors = PyImport_ImportModule("zcactor.errors");
+    PyObject *forked = errors ? PyObject_GetAttrString(errors, "ForkedProcess") : NULL;
+    if (forked)
+        PyErr_SetString(forked, "this connection belongs to the process that forked this one: its keys cannot be used "
+                                "here");
+    Py_XDECREF(forked);
+    Py_XDECREF(errors);
+    return NULL;
+}
 static PyObject *cipher_apply(Cipher *self, const char *nonce, PyObject *text, const char *header, Py_ssize_t head) {
-    if (!self->function) return PyErr_Format(PyExc_RuntimeError, "this Cipher was not initialised");
+    if (!self->function) return cipher_refuse(self);
     Py_ssize_t size = PyBytes_GET_SIZE(text) + (self->invalid ? -RECORD_TAG : RECORD_TAG);
     PyObject *made = size < 0 ? NULL : PyBytes_FromStringAndSize(NULL, size);
     if (!made && size >= 0) return NULL;
@@ -95,7 +115,14 @@ static PyObject *cipher_call(Cipher *self, PyObject *args, PyObject *kwargs) {
         return PyErr_Format(PyExc_ValueError, "a nonce of %zd bytes; it has %d", size, RECORD_NONCE);
     return cipher_apply(self, nonce, text, header, head);
 }
+static PyMethodDef cipher_methods[] = {
+    {"forget", (PyCFunction)cipher_forget, METH_NOARGS, "Overwrite the key. Every further call raises ForkedProcess."},
+    {NULL, NULL, 0, NULL}};
+static PyMemberDef cipher_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Cipher, weak), READONLY, NULL},
+                                       {NULL, 0, 0, 0, NULL}};
 static PyType_Slot cipher_slots[] = {{Py_tp_new, PyType_GenericNew},
+                                     {Py_tp_methods, cipher_methods},
+                                     {Py_tp_members, cipher_members},
                                      {Py_tp_init, cipher_init},
                                      {Py_tp_dealloc, cipher_dealloc},
                                      {Py_tp_call, cipher_call},

@@ -46,7 +46,7 @@ class HeadBeginning(Beginning):
         name = str(log)
         if log is None:
             folder, fresh = setup["state"]
-            log = FileLog(Path(folder), fresh=fresh)
+            log = FileLog(Path(folder), setup["token"], fresh=fresh)
             name = str(log.path)
         super().__init__(log, name, setup["agent"], config.head_patience, remedy)
         self._address = f"{config.host}:{setup['port']}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hmac
 import os
 import re
 import secrets
@@ -21,7 +22,7 @@ from typing import Final
 
 from zcactor.machine import file_lock_missing
 
-__all__ = ["PREFIX", "RunDirectory", "base_directory", "sweep"]
+__all__ = ["PREFIX", "RunDirectory", "base_directory", "shared_names", "sweep"]
 
 PREFIX = f"zcactor-{os.getuid()}-"
 _NAME: Final = re.compile(re.escape(PREFIX) + "[0-9a-f]{32}")
@@ -32,6 +33,8 @@ directory without a holder of the lock has been left behind."""
 _OURS: Final = re.compile(r".*\.sock|[0-9a-f]{32}\.(tcp|verbs|part)|node-.*\.(json|part)")
 """Sockets, published addresses and records of nodes (`zcactor.transport.selector`, `zcactor.cluster.records`)."""
 _ATTEMPTS = 10
+_NAMES: Final = 8
+"""Names of a shared directory: one more than a stranger takes who sees each in use."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -92,6 +95,21 @@ def _empty(directory: Path, folder: int) -> None:
         directory.rmdir()
 
 
+def shared_names(cluster: str, token: bytes) -> list[str]:
+    """The names of the run directory that the processes of a cluster share on this host, the first one first.
+
+    Another user who knows one could take it in a temporary directory, and so keep nodes from starting. A cluster's id
+    is told to everybody who connects, so the names are made from the token. Further names are for those that somebody
+    has seen in use here, or on another host, and taken since.
+
+    Args:
+        cluster: the cluster's id, 32 hexadecimal digits.
+        token: the cluster's.
+    """
+    label = b"zcactor run directory\0" + cluster.encode()
+    return [hmac.digest(token, label + bytes([number]), "sha256")[:16].hex() for number in range(_NAMES)]
+
+
 class RunDirectory:
     """A fresh run directory, mode 0700, and its lock.
 
@@ -124,21 +142,29 @@ class RunDirectory:
         os.close(os.open(self.path / _MARKER, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
     @classmethod
-    def shared(cls, base: Path, name: str) -> RunDirectory:
-        """The run directory called `name` that processes of one cluster share. The first of them makes it.
+    def shared(cls, base: Path, *names: str) -> RunDirectory:
+        """The run directory that processes of one cluster share, by the first of `names` that nobody else has taken.
+        The first of them makes it.
 
         The last process that lets go of it removes it.
 
         Args:
             base: the folder in which it lies; left-over run directories there are removed first.
-            name: of the cluster.
+            names: those of `shared_names`.
 
         Raises:
-            PermissionError: a file or directory of that name belongs to another user, or is open to others.
+            PermissionError: a file or directory of each name belongs to another user, or is open to others.
             CallMissing: the file system has no locks.
             OSError: the directory cannot be made.
         """
         sweep(base)
+        for name in names[:-1]:
+            with contextlib.suppress(PermissionError):
+                return cls._shared_as(base, name)
+        return cls._shared_as(base, names[-1])
+
+    @classmethod
+    def _shared_as(cls, base: Path, name: str) -> RunDirectory:
         self = cls.__new__(cls)
         self.path = base / f"{PREFIX}{name}"
         self._shared = True

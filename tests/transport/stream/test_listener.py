@@ -10,6 +10,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from zcactor.transport.local import unix
 from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.stream import handshake_io, listener
 from zcactor.transport.stream.handshake import HandshakeStatus, preamble, refusal
-from zcactor.transport.stream.listener import LOG_INTERVAL, MAX_PENDING, Listener, Rebuff
+from zcactor.transport.stream.listener import LOG_INTERVAL, MAX_PENDING, SILENT, SILENT_BY_TLS, Listener, Rebuff, _Place
 
 
 @pytest.fixture
@@ -220,3 +221,34 @@ def test_one_line_in_an_interval(caplog: pytest.LogCaptureFixture) -> None:
         "refused a connection: no",
         "refused a connection: no (2 more since the last such line)",
     ]
+
+
+def test_who_is_late() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        place = _Place(ours, None, 0.0, known=False)
+        assert not place.is_silent(SILENT / 2)
+        assert place.is_silent(SILENT)
+        state: Any = SimpleNamespace(messages=0, missing=8)
+        place.patience = state
+        theirs.send(bytes(7))
+        assert place.is_silent(SILENT), "single bytes are no message"
+        theirs.send(bytes(1))
+        assert not place.is_silent(100 * SILENT), "this process has not read it yet"
+        ours.recv(8)
+        state.messages, state.missing = 1, 72
+        assert place.is_silent(SILENT), "preamble and hello have one time"
+        state.messages, state.missing = 2, 64
+        assert not place.is_silent(SILENT), "the proof has one of its own"
+        assert not place.is_silent(1.5 * SILENT)
+        assert place.is_silent(2 * SILENT)
+        theirs.close()
+        assert place.is_silent(2 * SILENT)
+        state.messages = 3
+        assert place.proven
+        assert not place.is_silent(100 * SILENT)
+    state.messages = 0
+    place = _Place(ours, None, 0.0, known=False)
+    assert not place.is_silent((SILENT_BY_TLS - 1) * SILENT), "TLS has taken it over"
+    assert place.is_silent(SILENT_BY_TLS * SILENT)

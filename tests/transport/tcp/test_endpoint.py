@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,11 @@ from zcactor.transport.tcp import pull
 from zcactor.transport.tcp.connection import TcpConnection
 from zcactor.transport.tcp.data import REQUEST, Answer
 from zcactor.transport.tcp.endpoint import TcpEndpoint, parse_address
+
+PATIENCE = 40.0
+"""Seconds after which a test counts as hanging: a watchdog, no statement about speed."""
+STRANGER_HELLO = preamble() + Introduction(b"s" * 16, 1, 0, 4, 64).encode()
+"""What a stranger sends who does everything but prove the token."""
 
 
 class TestTcp(PullingSuite):
@@ -287,20 +293,86 @@ async def test_silent_strangers_make_place(endpoint: TcpEndpoint, monkeypatch: p
         assert await rest(strangers[0]) == refusal(HandshakeStatus.FULL)  # the true connector tries again after that
 
 
-async def test_who_has_spoken_keeps_its_place(
-    endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def heard(endpoint: TcpEndpoint, count: int, messages: int, missing: int) -> None:
+    """Wait until so many peers have sent so many whole messages, and owe so many bytes of the next one."""
+    async with asyncio.timeout(PATIENCE):
+        while sum(
+            (place.messages, place.patience and place.patience.missing) == (messages, missing)
+            for place in endpoint._listener._pending.values()  # type: ignore[union-attr]
+        ) < count:  # fmt: skip
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "messages", "missing", "told"),
+    [
+        (b"Z", 0, 7, refusal(HandshakeStatus.FULL)),
+        (preamble(), 1, 72, refusal(HandshakeStatus.FULL)),
+        (preamble() + bytes(71), 1, 1, refusal(HandshakeStatus.FULL)),
+        (STRANGER_HELLO, 2, 64, bytes((HandshakeStatus.FULL,))),
+        (STRANGER_HELLO + bytes(63), 2, 1, bytes((HandshakeStatus.FULL,))),
+    ],
+    ids=["a byte", "preamble", "most of a hello", "hello", "most of a proof"],
+)
+async def test_bytes_keep_no_place(
+    endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch, sent: bytes, messages: int, missing: int, told: bytes
 ) -> None:
     monkeypatch.setattr(door, "SILENT", 0.0)
     with contextlib.ExitStack() as crowd:
+        strangers = [crowd.enter_context(call(endpoint)) for _ in range(PER_SOURCE)]
+        for sock in strangers:
+            sock.send(sent)
+        await heard(endpoint, PER_SOURCE, messages, missing)
+        (await stranger().connect(endpoint.address)).abort()
+        assert (await rest(strangers[0])).endswith(told)
+
+
+async def test_who_is_in_time_keeps_its_place(
+    endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(door, "SILENT", 1000.0)
+    with contextlib.ExitStack() as crowd:
         for _ in range(PER_SOURCE):
-            sock = crowd.enter_context(call(endpoint))
-            sock.send(preamble())
-        taken = endpoint._listener._pending  # type: ignore[union-attr]
-        while sum(bool(place.patience and place.patience.heard) for place in taken.values()) < PER_SOURCE:
-            await asyncio.sleep(0)
+            crowd.enter_context(call(endpoint)).send(preamble())
+        await heard(endpoint, PER_SOURCE, 1, 72)
         assert await rest(crowd.enter_context(call(endpoint))) == refusal(HandshakeStatus.FULL)
         assert endpoint.pending == PER_SOURCE
         assert not caplog.records, "they are peers that come all at once"
+
+
+async def test_addresses_that_are_known_have_places_of_their_own(
+    endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers at many addresses, each of which sends a byte from time to time, do not keep connected peers out."""
+    monkeypatch.setattr(door, "SILENT", 1000.0)
+    listener: Any = endpoint._listener
+    (await stranger().connect(endpoint.address)).abort()
+    while endpoint.pending:
+        await asyncio.sleep(0)
+    assert list(listener._known) == ["127.0.0.1"]
+    strangers = door.MAX_PENDING
+    with contextlib.ExitStack() as crowd:
+        for number in range(strangers):
+            sock = crowd.enter_context(socket.socket())
+            sock.bind((f"127.0.1.{1 + number // PER_SOURCE}", 0))
+            sock.connect(("127.0.0.1", parse_address(endpoint.address)[2]))
+            sock.send(b"Z")
+        await heard(endpoint, strangers, 0, 7)
+        with socket.socket() as another:
+            another.bind(("127.0.1.9", 0))
+            another.connect(("127.0.0.1", parse_address(endpoint.address)[2]))
+            another.setblocking(False)
+            assert await rest(another) == refusal(HandshakeStatus.FULL)
+        (await stranger().connect(endpoint.address)).abort()
+
+
+def test_the_number_of_known_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "KNOWN", 2)
+    listener = door.Listener.__new__(door.Listener)
+    listener._known = {}
+    for source in ("a", "b", "a", None, "c"):
+        listener._met(source)
+    assert list(listener._known) == ["a", "c"]
 
 
 async def test_silence_ends(endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:

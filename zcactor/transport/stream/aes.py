@@ -4,6 +4,8 @@ The package ``cryptography`` calls OpenSSL's general interface. After a sleep, a
 one such call takes 4 µs for 200 bytes, because most of its code has left the caches by then. libsodium's function for
 this one cipher takes 0.6 µs. So the native part calls that function where PyNaCl is installed, which brings libsodium,
 and where the processor has instructions for AES, which libsodium needs.
+
+In a forked child no function of the parent's works: it would repeat the parent's nonces.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import ctypes
 import functools
 import importlib
 import logging
-from typing import TYPE_CHECKING, Final
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from zcactor.errors import ForkedProcess
 from zcactor.native import hot
 
 if TYPE_CHECKING:
@@ -33,8 +38,46 @@ _ENCRYPT: Final = b"zcactor.aes256gcm.encrypt"
 _DECRYPT: Final = b"zcactor.aes256gcm.decrypt"
 
 
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The functions of this process."""
+
+
+def _forked() -> None:
+    for function in list(_made):
+        function.forget()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _forgotten(*_: object) -> NoReturn:
+    raise ForkedProcess("this connection belongs to the process that forked this one: its keys cannot be used here")
+
+
+class _General:
+    """A function of ``cryptography``, until a forked child drops it."""
+
+    __slots__ = ("__weakref__", "_apply")
+
+    def __init__(self, apply: Apply) -> None:
+        self._apply = apply
+
+    def __call__(self, nonce: bytes, text: bytes, authenticated: bytes) -> bytes:
+        return self._apply(nonce, text, authenticated)
+
+    def forget(self) -> None:
+        """Drop the key. Every further call raises `ForkedProcess`."""
+        self._apply = _forgotten
+
+
+def _noted(function: Any) -> Apply:
+    _made.add(function)
+    made: Apply = function
+    return made
+
+
 def encryption(key: bytes) -> Apply:
-    """Return the function that makes ciphertext and tag.
+    """Return the function that makes ciphertext and tag. In a forked child it raises `ForkedProcess`.
 
     Args:
         key: 32 bytes.
@@ -42,12 +85,12 @@ def encryption(key: bytes) -> Apply:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     functions = libsodium()
-    return AESGCM(key).encrypt if functions is None else hot.Cipher(functions[0], key)
+    return _noted(_General(AESGCM(key).encrypt) if functions is None else hot.Cipher(functions[0], key))
 
 
 def decryption(key: bytes) -> Apply:
     """Return the function that makes the text from ciphertext and tag. It raises `cryptography.exceptions.InvalidTag`
-    where the tag does not fit key, nonce, ciphertext and associated data.
+    where the tag does not fit key, nonce, ciphertext and associated data. In a forked child it raises `ForkedProcess`.
 
     Args:
         key: 32 bytes.
@@ -56,7 +99,7 @@ def decryption(key: bytes) -> Apply:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     functions = libsodium()
-    return AESGCM(key).decrypt if functions is None else hot.Cipher(functions[1], key, InvalidTag)
+    return _noted(_General(AESGCM(key).decrypt) if functions is None else hot.Cipher(functions[1], key, InvalidTag))
 
 
 @functools.cache

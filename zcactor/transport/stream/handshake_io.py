@@ -66,13 +66,15 @@ it."""
 class Patience:
     """The time limit of a handshake: `HANDSHAKE_TIMEOUT` after the last progress, and `HANDSHAKE_TOTAL` in all."""
 
-    __slots__ = ("_end", "_timeout", "heard")
+    __slots__ = ("_end", "_timeout", "messages", "missing")
 
     def __init__(self, timeout: asyncio.Timeout, end: float) -> None:
         self._timeout = timeout
         self._end = end
-        self.heard = False
-        """Whether the peer has sent a byte."""
+        self.messages = 0
+        """Whole messages that the peer has sent."""
+        self.missing = 1
+        """Bytes that are still missing of its next message."""
 
     def progressed(self) -> None:
         """Begin the wait anew: a byte was received or sent."""
@@ -180,6 +182,9 @@ async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
         OSError: the system reports the connection broken.
     """
     received = b""
+    patience = _patience.get()
+    if patience is not None:
+        patience.missing = nbytes
     while len(received) < nbytes:
         try:
             part = sock.recv(nbytes - len(received))
@@ -189,8 +194,10 @@ async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
         if not part:
             raise ConnectionLost("the peer closed the connection during the handshake")
         received += part
-        if (patience := _patience.get()) is not None:
-            patience.heard = True
+        if patience is not None:
+            patience.missing -= len(part)
+    if patience is not None:
+        patience.messages += 1
     return received
 
 

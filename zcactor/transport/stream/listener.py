@@ -1,9 +1,12 @@
 """The listening socket, and the limit of connections that have not proved anything yet.
 
 A process that connects and stays silent, or sends other bytes, costs one descriptor and one task for at most five
-seconds. There are at most 128 of them, and from one address at most a quarter. At the limit, the oldest one that was
-silent for half a second is closed. Where none was silent, a new connection is refused and closed, and its process tries
-again. Connected peers do not pass through here, so they are not affected.
+seconds. There are at most 128 of them, and from one address at most a quarter. At the limit, the oldest one that owes a
+message for half a second is closed: single bytes keep no place. Where there is none, a new connection is refused and
+closed, and its process tries again.
+
+Who has proved the token takes no such place any more. Addresses from which somebody has proved it have places of their
+own, so that strangers elsewhere do not delay the further sockets of connected peers.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import errno
 import logging
 import os
+import socket
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
@@ -20,7 +24,6 @@ from zcactor.transport.stream import handshake_io
 from zcactor.transport.stream.handshake import HandshakeStatus, refusal
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable, Mapping
 
 __all__ = ["MAX_PENDING", "Listener", "Rebuff"]
@@ -32,8 +35,19 @@ MAX_PENDING: Final = 128
 descriptors."""
 PER_SOURCE: Final = MAX_PENDING // 4
 """Handshakes at the same time with peers at one address, so that no host takes all of them."""
+RESERVED: Final = MAX_PENDING // 4
+"""Further handshakes, with peers at known addresses only: those from which somebody has proved the token."""
+KNOWN: Final = 1024
+"""Addresses that are known, the latest ones."""
 SILENT: Final = 0.5
-"""Seconds after which a silent connection may be closed for another one. A connector sends the first bytes at once."""
+"""Seconds that a connection has for its hello, and then for its proof, where others wait for its place. A connector
+sends each at once."""
+SILENT_BY_TLS: Final = 4
+"""Times `SILENT` for a connection by TLS, which computes more: its bytes cannot be looked at before they are read."""
+HELLO: Final = 2
+"""Messages up to the end of the hello: the preamble is one of its own."""
+PROOF: Final = 3
+"""Messages up to the proof of the token."""
 ACCEPTS_PER_TURN: Final = 64
 """New connections in one turn of the loop, so that many of them do not keep connected peers waiting."""
 PAUSE: Final = 1.0
@@ -76,19 +90,45 @@ class Rebuff:
 class _Place:
     """A handshake that is under way."""
 
-    __slots__ = ("begun", "left", "patience", "sock", "source")
+    __slots__ = ("_hello", "begun", "known", "left", "patience", "sock", "source")
 
-    def __init__(self, sock: socket.socket, source: str | None, begun: float) -> None:
+    def __init__(self, sock: socket.socket, source: str | None, begun: float, *, known: bool) -> None:
         self.sock = sock
         self.source = source
+        self.known = known
+        """Whether its address is one from which somebody has proved the token."""
+        self._hello = False
         self.begun = begun
         self.left = False
         """Whether it was closed for another one."""
         self.patience: handshake_io.Patience | None = None
 
+    @property
+    def messages(self) -> int:
+        """Whole messages of the peer."""
+        return 0 if self.patience is None else self.patience.messages
+
+    @property
+    def proven(self) -> bool:
+        """Whether the peer's proof has come. A wrong one ends the handshake at once."""
+        return self.messages >= PROOF
+
     def is_silent(self, now: float) -> bool:
-        """Whether the peer has sent nothing for `SILENT` seconds."""
-        return now - self.begun >= SILENT and not (self.patience is not None and self.patience.heard)
+        """Whether the peer owes its hello or its proof for `SILENT` seconds. What this process has not read yet counts:
+        not the peer is late then."""
+        if self.proven:
+            return False
+        if self.messages >= HELLO and not self._hello:
+            self._hello, self.begun = True, now
+        if now - self.begun < SILENT:
+            return False
+        if self.sock.fileno() < 0:  # a `TlsSocket` has taken it over
+            return now - self.begun >= SILENT_BY_TLS * SILENT
+        missing = 1 if self.patience is None else self.patience.missing
+        try:
+            return len(self.sock.recv(missing, socket.MSG_PEEK)) < missing
+        except OSError:  # nothing is there, or the connection has ended
+            return True
 
 
 class Listener:
@@ -117,6 +157,7 @@ class Listener:
         self._process = os.getpid()
         self._pending: dict[asyncio.Task[None], _Place] = {}
         self._rebuff = Rebuff()
+        self._known: dict[str, None] = {}
         self._pause: asyncio.TimerHandle | None = None
         self.closed = False
         """Whether the listener is closed."""
@@ -126,6 +167,14 @@ class Listener:
     def pending(self) -> int:
         """Number of handshakes under way."""
         return sum(not place.left for place in self._pending.values())
+
+    def _met(self, source: str | None) -> None:
+        """Note that somebody at `source` has proved the token."""
+        if source is not None:
+            self._known.pop(source, None)
+            self._known[source] = None
+            if len(self._known) > KNOWN:
+                del self._known[next(iter(self._known))]
 
     @property
     def ours(self) -> bool:
@@ -164,29 +213,35 @@ class Listener:
             self._rebuff.report(self._loop.time(), objection)
             return
         source = self._source(sock)
-        taken = {task: place for task, place in self._pending.items() if not place.left}
+        known = source in self._known
+        taken = {task: place for task, place in self._pending.items() if not (place.left or place.proven)}
         neighbours = {task: place for task, place in taken.items() if place.source == source is not None}
-        for crowd, limit, where in ((neighbours, PER_SOURCE, f" from {source}"), (taken, MAX_PENDING, "")):
+        most = MAX_PENDING + RESERVED
+        if not known:
+            taken = {task: place for task, place in taken.items() if not place.known}
+            most = MAX_PENDING
+        for crowd, limit, where in ((neighbours, PER_SOURCE, f" from {source}"), (taken, most, "")):
             if len(crowd) >= limit and not self._make_place(crowd):
                 # No connection is silent: many peers arrive at once. They try again.
                 log.debug("put off a connection: %d handshakes%s are pending already", limit, where)
                 self._turn_away(sock, HandshakeStatus.FULL)
                 return
-        place = _Place(sock, source, self._loop.time())
+        place = _Place(sock, source, self._loop.time(), known=known)
         task = self._loop.create_task(self._welcome(place), name="zcactor handshake")
         self._pending[task] = place
         task.add_done_callback(self._on_done)
 
     def _make_place(self, crowd: Mapping[asyncio.Task[None], _Place]) -> bool:
-        """Close the oldest silent connection of `crowd`, if there is one."""
+        """Close the oldest silent connection of `crowd`, if there is one. It is told that it may try again."""
         now = self._loop.time()
         for task, place in crowd.items():
             if not place.left and place.is_silent(now):
                 place.left = True
                 with contextlib.suppress(OSError):  # it may have ended already
-                    place.sock.send(refusal(HandshakeStatus.FULL))
+                    status = refusal(HandshakeStatus.FULL)
+                    place.sock.send(status if place.messages < HELLO else status[-1:])
                 task.cancel()
-                self._rebuff.report(now, f"it said nothing for {SILENT:g} s while others waited for a place")
+                self._rebuff.report(now, f"it owed a message for {SILENT:g} s while others waited for a place")
                 return True
         return False
 
@@ -198,6 +253,7 @@ class Listener:
         try:
             async with handshake_io.patient() as place.patience:
                 await self._greet(place.sock)
+            self._met(place.source)
         except TimeoutError:
             self._rebuff.report(
                 self._loop.time(), f"it said nothing in the handshake for {handshake_io.HANDSHAKE_TIMEOUT:.0f} s"

@@ -183,7 +183,7 @@ class TcpEndpoint(ListeningEndpoint):
         if self._listener is not None:
             return None
         if self._sealing and self._exchange() is None:
-            return f"connections to other hosts are sealed, and cryptography is not installed; {REMEDY}"
+            return f"connections over TCP are sealed, and cryptography is not installed; {REMEDY}"
         try:
             with _new_socket(self._host) as sock:
                 sock.bind((self._host, 0))
