@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zcactor.folders import working_directory
 from zcactor.node.door import Door
 from zcactor.standard import open_standard
 from zcactor.workers.orphans import MARK, keep_orphans
@@ -104,7 +105,9 @@ def launch(
 def search_path() -> list[str]:
     """This process's import path, made absolute: the node's processes import the same modules as this one."""
     entries: list[object] = list(sys.path)  # programs put anything there; only text counts
-    path = [os.path.abspath(entry) for entry in entries if isinstance(entry, str)]
+    here = working_directory()  # where it was removed, relative entries lead nowhere
+    path = [os.path.normpath(os.path.join(here, each)) for each in entries if isinstance(each, str)]
+    path = [entry for entry in path if os.path.isabs(entry)]
     if _PACKAGE_PARENT not in path:  # imported in a way of its own
         path.append(_PACKAGE_PARENT)
     return path

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MemoryGroup",
+    "bound_by_file_limit",
     "default_capacity",
     "inherited_groups",
     "memory_of_machine",
@@ -147,3 +148,9 @@ def within_file_limit(capacity: int) -> int:
     """`capacity`, bounded by the limit on files (RLIMIT_FSIZE) unless that limit is too small to be of use."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     return min(capacity, limit) if limit != resource.RLIM_INFINITY and limit >= _LEAST_FILE else capacity
+
+
+def bound_by_file_limit(capacity: int) -> bool:
+    """Whether a store of `capacity` bytes is as large as the limit on files (RLIMIT_FSIZE) allows, in whole pages."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return limit != resource.RLIM_INFINITY and capacity + os.sysconf("SC_PAGE_SIZE") > limit
