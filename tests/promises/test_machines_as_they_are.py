@@ -539,3 +539,29 @@ zc.run(main())
         assert program.told("status") == 1
         assert program.status() == 0
         assert "was imported in a child of multiprocessing, where the program must not run again" in program.stderr()
+
+
+# ---------------------------------------------------------------- limits of the address space
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("mib", [4096, 1536, 768])
+def test_a_program_runs_within_a_batch_systems_address_space(job: Path, tmp_path: Path, mib: int, loop: str) -> None:
+    text = job.read_text().replace("store_capacity=1 << 26, ", "")
+    job.write_text(text.replace("Scaler.spawn()", "Scaler.spawn(); other = await Scaler.spawn(); await other.say()"))
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (mib << 20, mib << 20))
+    done = run(job, cwd=tmp_path, environ={"ZCACTOR_LOOP": loop}, before=limit)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "done" in done.stdout.splitlines()
+
+
+def test_a_store_beyond_the_address_space_names_the_limit_and_the_setting(job: Path, tmp_path: Path) -> None:
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    done = run(job, cwd=tmp_path, environ={"ZCACTOR_STORE_CAPACITY": ""}, before=limit)
+    assert done.returncode == 0
+    job.write_text(job.read_text().replace("1 << 26", "1 << 34"))
+    done = run(job, cwd=tmp_path, before=limit)
+    assert done.stderr.splitlines()[-1] == (
+        "zcactor.errors.OutOfMemory: ulimit -v allows an address space of 1,073,741,824 bytes, and the store is to "
+        "have 17,179,869,184: raise that limit, or pass a smaller store_capacity to zc.init()"
+    )

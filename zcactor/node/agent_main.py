@@ -335,7 +335,7 @@ async def _serve(
     from zcactor.control.node_agent import NodeAgent
     from zcactor.control.node_table import facts_of, machine_of, own_machine
     from zcactor.errors import ZcactorError
-    from zcactor.objectstore.groups import within_file_limit
+    from zcactor.objectstore.groups import within_limits
     from zcactor.objectstore.store import Store
     from zcactor.process import context
     from zcactor.process.absence import HeadGone
@@ -361,7 +361,7 @@ async def _serve(
             _tell(control, f"ecannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
             return 0
         setup["port"] = standby.port
-    store = Store(within_file_limit(AGENT_ARENA), setup["agent"])
+    store = Store(within_limits(AGENT_ARENA), setup["agent"])
     directory = Path(setup["directory"])
     head, head_address = setup["head"]
     endpoint = make_endpoint(
