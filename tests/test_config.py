@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zcactor.config import FILE_NAME, Config, load_config
+from zcactor.config import FILE_NAME, MAXIMUM, Config, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -284,3 +284,23 @@ def test_what_is_authenticated() -> None:
         Config(integrity="arrays", sealing="off")
     Config(integrity="arrays", sealing="off", tls="/tls")
     Config(integrity="frames", sealing="off")
+
+
+@pytest.mark.parametrize(("name", "most"), MAXIMUM.items())
+def test_the_largest_value_of_a_setting(here: Path, user: Path, name: str, most: int) -> None:
+    assert getattr(load_config({name: most}, environ={}, directory=here, user_directory=user)[0], name) == most
+    with pytest.raises(ValueError, match=f"^argument: {name} = {most + 1} must be at most {most:,}"):
+        load_config({name: most + 1}, environ={}, directory=here, user_directory=user)
+    with pytest.raises(ValueError, match=f"^{name} must be at most {most}, not {most + 1}"):
+        Config(**{name: most + 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["fe80::1", "FE80::1", "febf::2", "fe80::1%eth0"])
+def test_a_link_local_address_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match=f"host is '{host}', a link-local address, .* scope global"):
+        Config(host=host)
+
+
+@pytest.mark.parametrize("host", ["fec0::1", "fe7f::1", "::1", "169.254.1.1"])
+def test_other_addresses_are_taken(host: str) -> None:
+    assert Config(host=host).host == host

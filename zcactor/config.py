@@ -13,14 +13,17 @@ import stat
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from zcactor.folders import NoFolder, is_there, user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FILE_NAME", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "load_config"]
+__all__ = [
+    "FILE_NAME", "MAXIMUM", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "FurtherSettings",
+    "load_config", "unknown_setting",
+]  # fmt: skip
 
 FILE_NAME = "zcactor.toml"
 """Name of the configuration file, in the working directory and in the user's directory."""
@@ -75,8 +78,9 @@ class Config:
         store_keep_nbytes: bytes of free memory that a process keeps ready in its store. Free memory above twice that
             goes back to the system after some seconds. With 128 MiB a loop over arrays of some MiB has no page faults,
             and the sum over all actors stays bearable.
-        eager_limit: bytes of the largest payload that travels in a frame; larger payloads go by reference. Copying 16
-            KiB takes about as long as resolving one reference. Larger frames delay the calls queued behind them.
+        eager_limit: bytes of the largest payload that travels in a frame; larger payloads go by reference. At most
+            1 MiB. Copying 16 KiB takes about as long as resolving one reference. Larger frames delay the calls queued
+            behind them.
         recv_depth: frames that a peer may have outstanding towards this process. 1,024 frames of `eager_limit` bytes
             bound the memory that a peer can take to 16 MiB. With a smaller number senders wait for credits at high call
             rates.
@@ -198,6 +202,8 @@ class Config:
                 raise TypeError(f"{name} must be a number, not {value!r}")
             if not minimum <= value < float("inf"):
                 raise ValueError(f"{name} must be finite and at least {minimum}, not {value!r}")
+            if value > MAXIMUM.get(name, value):
+                raise ValueError(f"{name} must be at most {MAXIMUM[name]}, not {value!r}")
         names = self.transports.split(",")
         if len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
             raise ValueError(
@@ -218,8 +224,53 @@ class Config:
                 "integrity is 'arrays' and sealing is 'off', so there are no keys to authenticate arrays with; set "
                 "sealing to 'on', or tls"
             )
+        if _is_link_local(self.host):
+            raise ValueError(
+                f"host is {self.host!r}, a link-local address, which means another host on each network: give an "
+                "address of this host that the others reach (ip addr, scope global)"
+            )
         if not _is_address(self.host):
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
+
+
+class FurtherSettings(TypedDict, total=False):
+    """The settings that `zcactor.init` takes by name beside those in its signature; see `Config`. None counts as not
+    given."""
+
+    store_min_nbytes: int | None
+    store_keep_nbytes: int | None
+    eager_limit: int | None
+    recv_depth: int | None
+    max_pending_calls: int | None
+    max_concurrency_async: int | None
+    spawn_timeout: float | None
+    shutdown_timeout: float | None
+    warn_after: float | None
+    loop: Literal["uvloop", "asyncio"] | None
+    host: str | None
+    sealing: Literal["auto", "on", "off"] | None
+    integrity: Literal["auto", "arrays", "frames"] | None
+    verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] | None
+    verbs_device: str | None
+    verbs_port: int | None
+    verbs_gid_index: int | None
+    verbs_eager_limit: int | None
+    verbs_idle_timeout: float | None
+    idle_timeout: float | None
+    head_timeout: float | None
+    head_patience: float | None
+    gpu: Literal["auto", "cuda", "fake", "off"] | None
+    gpu_fake: str | None
+    device_capacity: int | None
+    device_keep_nbytes: int | None
+    check: Literal["", "bytes"] | None
+
+
+def _is_link_local(text: str) -> bool:
+    """Whether it is an address of fe80::/10, which needs the name of an interface (RFC 4291, 2.5.6)."""
+    head = text.partition("%")[0]
+    packed = socket.inet_pton(socket.AF_INET6, head) if ":" in head and _is_address(head) else b"\0\0"
+    return packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
 
 
 def _is_address(text: str) -> bool:
@@ -256,6 +307,14 @@ MINIMUM: Mapping[str, float] = {
     "device_keep_nbytes": 0,
 }
 """The least value of each numeric field, in the unit of the field."""
+
+MAXIMUM: Mapping[str, int] = {
+    "store_capacity": 1 << 47,  # the user half of an x86-64 address space
+    "eager_limit": 1 << 20,  # a peer must not decide about the size of our receive buffers
+    "recv_depth": 1 << 20,  # far above any useful window, and no product of it overflows
+    "verbs_eager_limit": 1 << 20,
+}
+"""The largest value of some numeric fields, in the unit of the field. Peers refuse larger ones."""
 
 _OPTIONAL = frozenset(
     {"store_capacity", "num_cpus", "num_gpus", "verbs_port", "verbs_gid_index", "verbs_eager_limit", "device_capacity"}
@@ -314,7 +373,7 @@ def load_config(
         sources[name] = variable
     for name, value in arguments.items():
         if name not in sources:
-            raise TypeError(_unknown("argument", name, _names()))
+            raise TypeError(unknown_setting("argument", name, _names()))
         if value is not None:
             values[name] = _convert(name, value, "argument", lax=False)
             sources[name] = "argument"
@@ -325,9 +384,12 @@ def _names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Config))
 
 
-def _unknown(source: str, name: str, valid: tuple[str, ...]) -> str:
+def unknown_setting(source: str, name: str, valid: tuple[str, ...] | None = None) -> str:
+    """The message for a name that is no setting, with the closest of the `valid` ones, which are all settings by
+    default."""
     import difflib  # for the message only
 
+    valid = valid or _names()
     close = difflib.get_close_matches(name, valid, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{source}: there is no setting {name!r}{hint} Valid keys: {', '.join(sorted(valid))}"
@@ -357,7 +419,7 @@ def _read_file(path: Path) -> dict[str, object]:
     valid = _names()
     for name in table:
         if name not in valid:
-            raise ValueError(_unknown(str(path), name, valid))
+            raise ValueError(unknown_setting(str(path), name, valid))
     return table
 
 
@@ -402,7 +464,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(PREFIX) or variable in RESERVED or _of_a_service(variable, value):
             continue
         if variable not in valid:
-            raise ValueError(_unknown("environment", variable, (*valid, *RESERVED)))
+            raise ValueError(unknown_setting("environment", variable, (*valid, *RESERVED)))
         if value:
             found[valid[variable]] = value
     return found
@@ -436,6 +498,8 @@ def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
         literals = [one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal]
         one_of_a_few = bool(literals) and isinstance(value, str)
         raise (ValueError if one_of_a_few else TypeError)(text) from error
+    if isinstance(converted, int) and converted > MAXIMUM.get(name, converted):
+        raise ValueError(f"{where} must be at most {MAXIMUM[name]:,}. Valid keys: {', '.join(sorted(_names()))}")
     minimum = MINIMUM.get(name)
     if minimum is not None and isinstance(converted, (int, float)) and not minimum <= converted < float("inf"):
         raise ValueError(

@@ -277,7 +277,7 @@ class OutOfMemory(ZcactorError, MemoryError):
         capacity: bytes that the store may grow to; 0 where no store is possible, for the reason in `note`.
         largest_free: bytes of the largest block that could still be allocated.
         note: text that the message shows in addition.
-        setting: the setting of the capacity.
+        setting: the setting of the capacity, or ``"ulimit -f"`` where that limit bounds it.
     """
 
     def __init__(
@@ -295,10 +295,12 @@ class OutOfMemory(ZcactorError, MemoryError):
     def __str__(self) -> str:
         if not self.capacity and self.note:
             return self.note
+        remedy = f"pass a larger {self.setting} to zc.init()"
+        if self.setting == "ulimit -f":
+            remedy = "raise ulimit -f: the store is a file, which that limit bounds"
         text = (
             f"the store cannot hold {self.requested:,} more bytes: {self.used:,} of {self.capacity:,} are used and the "
-            f"largest free block is {self.largest_free:,}; drop arrays that are no longer needed, or pass a larger "
-            f"{self.setting} to zc.init()"
+            f"largest free block is {self.largest_free:,}; drop arrays that are no longer needed, or {remedy}"
         )
         return f"{text} ({self.note})" if self.note else text
 

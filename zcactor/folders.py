@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["NoFolder", "expanded", "folder_problem", "is_there", "make_folder", "user_folder", "variable_of", "writing"]
+__all__ = [
+    "NoFolder", "expanded", "folder_problem", "is_there", "make_folder", "user_folder", "variable_of",
+    "working_directory", "writing",
+]  # fmt: skip
 
 _PLACES: Final = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
 
@@ -77,6 +80,14 @@ def expanded(path: str, environ: Mapping[str, str]) -> Path:
     except KeyError:
         raise NoFolder(f"{path}: there is no user {name!r}") from None
     return Path(home, rest)
+
+
+def working_directory() -> str:
+    """The path of the working directory; empty where it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def is_there(path: Path) -> bool:

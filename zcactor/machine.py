@@ -181,7 +181,7 @@ def _sentence(call: str, use: str, error: OSError) -> str:
     text = f"{call} fails here: {error.strerror}. zcactor needs it for {use}: "
     if error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES):
         return (
-            f"{text}Linux has it from {KERNEL} on, and this is {platform.release()}. Where that is newer, a sandbox "
+            f"{text}Linux {KERNEL} and newer have it, and this is {platform.release()}. Where that is newer, a sandbox "
             "forbids it, such as the seccomp profile of a container: allow the call there"
         )
     return f"{text}see ulimit -a, and the limits of the container"

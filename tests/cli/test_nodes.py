@@ -470,7 +470,8 @@ def test_token(hosts: Hosts) -> None:
 
 def test_token_that_cannot_be_written(hosts: Hosts) -> None:
     (hosts.directory / "config").touch()
-    assert f"{hosts.token_file} cannot be made: " in refused(hosts, "token")
+    text = refused(hosts, "token")
+    assert f"{hosts.token_file} cannot be written: {hosts.directory}/config is a file; set XDG_CONFIG_HOME" in text
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]x", "[::1]:9", ":bomb:", "[link=x]", "a\x1b[31mb", "plain"])

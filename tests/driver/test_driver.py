@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import inspect
 import json
 import logging
 import os
 import re
 import sys
+import typing
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 
 import zcactor as zc
 from tests.driver.programs import Program
+from zcactor.config import FurtherSettings
 from zcactor.driver import driver
 from zcactor.process import context
 
@@ -483,3 +487,28 @@ zc.run(main())
         said = re.findall(r"([A-Z])[A-Z]+ mine: (\w+)", ran.stderr())
     for who in ("first", "nested", "again"):
         assert "".join(letter for letter, speaker in said if speaker == who) == heard
+
+
+def test_every_setting_is_an_argument() -> None:
+    own = inspect.signature(driver.init).parameters
+    further = typing.get_type_hints(FurtherSettings)
+    for field, kind in typing.get_type_hints(zc.Config).items():
+        assert (field in own) != (field in further), field
+        if field in further:
+            assert further[field] == kind | None, field
+    assert set(further) < {field.name for field in dataclasses.fields(zc.Config)}
+
+
+async def test_a_setting_by_its_name() -> None:
+    async with zc.init(warn_after=0, idle_timeout=7.5, head_timeout=None, store_capacity=1 << 26) as runtime:
+        config = runtime.process.config
+        assert (config.warn_after, config.idle_timeout, config.head_timeout) == (0, 7.5, zc.Config().head_timeout)
+    async with zc.init(eager_limit=100, config=zc.Config(eager_limit=200, recv_depth=8)) as runtime:
+        config = runtime.process.config
+        assert (config.eager_limit, config.recv_depth) == (100, 8)
+
+
+def test_a_name_that_is_no_setting_is_refused_at_the_call() -> None:
+    wrong: Any = {"warn_afer": 1}
+    with pytest.raises(TypeError, match="zc.init: there is no setting 'warn_afer'; did you mean 'warn_after'"):
+        zc.init(**wrong)

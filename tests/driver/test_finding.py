@@ -10,10 +10,12 @@ import pytest
 from tests.control.fake_etcd import FakeEtcd
 from tests.transport.local_arena import TOKEN
 from tests.transport.tcp_arena import tcp_listener
+from zcactor.config import Config
 from zcactor.control.etcd_log import EtcdLog
 from zcactor.control.head_log import Candidate
-from zcactor.driver.finding import find_head, is_one
+from zcactor.driver.finding import check_reachable, find_head, is_one
 from zcactor.errors import ConnectionLost
+from zcactor.transport.stream.probe import Identity
 from zcactor.transport.tcp.endpoint import TcpEndpoint
 
 PATIENCE = 60.0
@@ -74,3 +76,24 @@ async def test_several_addresses(head: TcpEndpoint) -> None:
 async def test_what_has_another_form(address: str) -> None:
     with pytest.raises(ValueError, match="address|host:port|password"):
         await find_head(address, TOKEN, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "there", "ours", "good"),
+    [
+        ("127.0.0.1", "10.0.0.5", "10.0.0.7", False),
+        ("::1", "fd00::5", "fd00::7", False),
+        ("10.0.0.7", "10.0.0.5", "10.0.0.7", True),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "10.0.0.7", "10.0.0.7", True),  # the head is on this host, at its outward address
+    ],
+)
+def test_a_host_that_only_this_one_reaches_is_refused_where_the_head_is_elsewhere(
+    host: str, there: str, ours: str, good: bool
+) -> None:
+    head = Identity(b"x" * 16, there, 7433, ours, 1)
+    if good:
+        check_reachable(Config(host=host), head)
+        return
+    with pytest.raises(ValueError, match=f"host is {host}, .* on another one, {there}: leave host out, or give {ours}"):
+        check_reachable(Config(host=host), head)

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import platform
+import resource
 import signal
 import struct
 import subprocess
@@ -32,7 +33,7 @@ class Scaler:
     def say(self): print("a line of an actor")
 
 async def main():
-    async with zc.init(num_cpus=2, store_capacity=1 << 26):
+    async with zc.init(num_cpus=2, store_capacity=1 << 26, warn_after=0):
         scaler = await Scaler.spawn()
         assert (await scaler.scale(np.ones(50_000))).sum() == 100_000
         await scaler.say()
@@ -431,7 +432,7 @@ def test_a_call_that_is_missing_is_named_with_the_way_out(job: Path, tmp_path: P
     name = "eventfd" if call == "eventfd2" else call
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"zcactor.machine.CallMissing: {name}(2) fails here: {os.strerror(error)}. zcactor needs it")
-    assert f"Linux has it from 5.3 on, and this is {platform.release()}" in last
+    assert f"Linux 5.3 and newer have it, and this is {platform.release()}" in last
     assert last.endswith("such as the seccomp profile of a container: allow the call there")
     assert list(base.iterdir()) == []
     assert not {each for each in os.listdir("/dev/shm") if "zcactor" in each}
@@ -452,3 +453,115 @@ def test_the_commands_say_the_same_of_a_call_that_is_missing(hosts: Hosts) -> No
     report = json.loads(done.stdout)
     assert not report["usable"]
     assert report["machine"]["missing_calls"] == [sentence.removeprefix("zcactor: ")]
+
+
+# ---------------------------------------------------------------- a sentence for each surprise
+
+
+def test_a_program_runs_in_a_working_directory_that_was_removed(job: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = run(job, cwd=gone, before=lambda: gone.rmdir())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "done" in done.stdout.splitlines()
+
+
+@needs_root
+def test_a_program_runs_under_a_umask_that_takes_its_own_rights(job: Path, tmp_path: Path) -> None:
+    base = tmp_path / "run"
+    base.mkdir()
+
+    def strictly() -> None:
+        obey_modes()
+        os.umask(0o177)
+
+    done = run(job, cwd=tmp_path, environ={"XDG_RUNTIME_DIR": str(base)}, before=strictly)
+    assert done.stderr == ""
+    assert "done" in done.stdout.splitlines()
+
+
+def test_a_store_that_ulimit_bounds_names_ulimit(tmp_path: Path) -> None:
+    path = tmp_path / "full.py"
+    path.write_text(PRELUDE + "async def main():\n    async with zc.init(): zc.empty(1 << 22, 'u1')\nzc.run(main())\n")
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 21, 1 << 21))
+    done = run(path, cwd=tmp_path, before=limit)
+    last = done.stderr.splitlines()[-1]
+    assert "of 2,097,152 are used" in last
+    assert last.endswith("or raise ulimit -f: the store is a file, which that limit bounds")
+    roomy = path.with_name("small.py")
+    roomy.write_text(path.read_text().replace("zc.init()", "zc.init(store_capacity=1 << 20)"))
+    last = run(roomy, cwd=tmp_path).stderr.splitlines()[-1]
+    assert last.endswith("or pass a larger store_capacity to zc.init()")
+
+
+def test_a_file_that_an_actor_imports_names_the_guard_that_it_lacks() -> None:
+    source = """
+import importlib.util
+@zc.actor
+class Importer:
+    async def on_loop(self): return self.load()
+    def load(self):
+        name = "train_of_the_test"
+        spec = importlib.util.spec_from_file_location(name, PATH)
+        module = importlib.util.module_from_spec(spec)
+        try: spec.loader.exec_module(module)
+        except RuntimeError as error: return str(error)
+async def main():
+    async with zc.init(store_capacity=1 << 26):
+        importer = await Importer.spawn()
+        tell(texts=[await importer.on_loop(), await importer.load()])
+PATH = os.path.join(os.path.dirname(__file__), "train.py")
+with open(PATH, "w") as file:
+    file.write("import zcactor as zc\\nasync def main():\\n    async with zc.init(): pass\\nzc.run(main())\\n")
+zc.run(main())
+"""
+    with Program(source) as program:
+        texts = program.told("texts")
+        assert program.status() == 0
+    for text in texts:
+        assert "train.py was imported in an actor's process, where the program must not run again" in text
+        assert text.endswith('call it below  if __name__ == "__main__":')
+
+
+def test_a_child_of_multiprocessing_names_the_guard_that_a_program_lacks() -> None:
+    source = """
+import multiprocessing
+async def main():
+    async with zc.init(store_capacity=1 << 26): pass
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=print, args=("ran",))
+    child.start()
+    child.join()
+    tell(status=child.exitcode)
+zc.run(main())
+"""
+    with Program(source) as program:
+        assert program.told("status") == 1
+        assert program.status() == 0
+        assert "was imported in a child of multiprocessing, where the program must not run again" in program.stderr()
+
+
+# ---------------------------------------------------------------- limits of the address space
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("mib", [4096, 1536, 768])
+def test_a_program_runs_within_a_batch_systems_address_space(job: Path, tmp_path: Path, mib: int, loop: str) -> None:
+    text = job.read_text().replace("store_capacity=1 << 26, ", "")
+    job.write_text(text.replace("Scaler.spawn()", "Scaler.spawn(); other = await Scaler.spawn(); await other.say()"))
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (mib << 20, mib << 20))
+    done = run(job, cwd=tmp_path, environ={"ZCACTOR_LOOP": loop}, before=limit)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "done" in done.stdout.splitlines()
+
+
+def test_a_store_beyond_the_address_space_names_the_limit_and_the_setting(job: Path, tmp_path: Path) -> None:
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    done = run(job, cwd=tmp_path, environ={"ZCACTOR_STORE_CAPACITY": ""}, before=limit)
+    assert done.returncode == 0
+    job.write_text(job.read_text().replace("1 << 26", "1 << 34"))
+    done = run(job, cwd=tmp_path, before=limit)
+    assert done.stderr.splitlines()[-1] == (
+        "zcactor.errors.OutOfMemory: ulimit -v allows an address space of 1,073,741,824 bytes, and the store is to "
+        "have 17,179,869,184: raise that limit, or pass a smaller store_capacity to zc.init()"
+    )

@@ -51,7 +51,7 @@ def test_a_page_is_stale_when_the_code_changes(
 @pytest.mark.parametrize(
     ("name", "old", "told"),
     [
-        ("_options", "num_cpus", "SpawnOptions.num_cpus has no docstring"),
+        ("_options", "max_restarts", "SpawnOptions.max_restarts has no docstring"),
         ("_configuration", "warn_after", "Config.warn_after is not among the attributes"),
     ],
 )
@@ -63,7 +63,7 @@ def test_an_option_or_a_setting_without_a_text(
     if name == "_configuration":
         monkeypatch.setattr(config.Config, "__doc__", text)
     else:
-        lines = source(options.SpawnOptions).replace('"""CPUs that', 'pass  # """CPUs that')
+        lines = source(options.SpawnOptions).replace('"""Number of times', 'pass  # """Number of times')
         monkeypatch.setattr(inspect, "getsource", lambda cls: lines)
     assert main(["--check", "--out", str(copy)]) == 1
     assert told in capsys.readouterr().out

@@ -13,6 +13,7 @@ import os
 import platform
 import resource
 import socket
+import struct
 import sys
 from dataclasses import dataclass
 from importlib.util import cache_from_source
@@ -389,11 +390,23 @@ def bytecode_fix(package: Path, writes: bool) -> str:
 
     Args:
         package: the package's folder.
-        writes: whether the interpreter keeps compiled modules; PYTHONDONTWRITEBYTECODE forbids it.
+        writes: whether the interpreter keeps compiled modules; PYTHONDONTWRITEBYTECODE forbids it, and so does a folder
+            that this user cannot write to.
     """
-    if writes or Path(cache_from_source(str(package / "__init__.py"))).exists():
+    if writes or all(map(_is_compiled, package.rglob("*.py"))):
         return ""
     return f"python -m compileall {package}"
+
+
+def _is_compiled(source: Path) -> bool:
+    """Whether the interpreter finds a compiled module that is as old as its source (PEP 552, without hashes)."""
+    try:
+        header = Path(cache_from_source(str(source))).read_bytes()[:16]
+    except OSError:
+        return False
+    status = source.stat()
+    flags, *facts = struct.unpack("<III", header[4:]) if len(header) == 16 else (0, 0, 0)
+    return bool(flags) or facts == [int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF]
 
 
 def examine(
@@ -424,6 +437,7 @@ def examine(
     store = _store(config, sources["store_capacity"], huge_pages, memlock, own_groups() if groups is None else groups)
     rdma = _rdma(config, binding, store.capacity, memlock)
     transports = _transports(config, rdma.verdict)
+    package = Path(zcactor.__file__).parent
     usable = [transport.name for transport in transports if transport.usable]
     between_hosts = [name for name in usable if name != "local"]
     fix = "" if between_hosts else next(transport.fix for transport in transports if transport.name == "tcp")
@@ -443,5 +457,5 @@ def examine(
         next(iter(usable), ""),
         next(iter(between_hosts), ""),
         fix,
-        bytecode_fix(Path(zcactor.__file__).parent, not sys.dont_write_bytecode),
+        bytecode_fix(package, not sys.dont_write_bytecode and os.access(package, os.W_OK)),
     )

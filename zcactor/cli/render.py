@@ -172,7 +172,8 @@ def render(report: Report, console: Console) -> None:
     console.print(Text(f"zcactor {report.version}", "bold"))
     console.print(Text(f"{report.python} on {report.system}"))
     if report.bytecode_fix:
-        console.print("PYTHONDONTWRITEBYTECODE is set and the package is not compiled: every start compiles it anew.")
+        why = "PYTHONDONTWRITEBYTECODE is set, or the package's folder cannot be written to"
+        console.print(f"{why}, and modules of it are not compiled: every start compiles them anew.")
         console.print(Text(f"Once: {report.bytecode_fix}"))
     title("Configuration")
     settings = [(one.name, _UNSET if one.value is None else one.value, one.source) for one in report.settings]

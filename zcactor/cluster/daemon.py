@@ -22,9 +22,9 @@ from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at,
 from zcactor.cluster.rendezvous import outward
 from zcactor.control.head_log import LogUnavailable, LogUnusable
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
-from zcactor.driver.finding import find_head, is_one
+from zcactor.driver.finding import check_reachable, find_head, is_one
 from zcactor.errors import AuthenticationError, ConnectionLost
-from zcactor.folders import user_folder, variable_of, writing
+from zcactor.folders import user_folder, variable_of, working_directory, writing
 from zcactor.machine import check_calls
 from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
@@ -168,6 +168,7 @@ def start_node(
         def join() -> StartedNode:
             identity = look()
             here = config if own_host else replace(config, host=identity.ours)
+            check_reachable(here, identity)
             place = head if is_one(head) else identity.address.partition("@")[2]
             cluster = _Cluster(ids.ProcessId(identity.process), identity.address, place, head)
             starting = _Starting(here, token, source, resources, launch, rank)
@@ -330,7 +331,7 @@ class _Starting:
                 control,
                 {
                     **setup, "directory": str(directory.path), "token": self._token, "agent": node, "driver": b"",
-                    "clustered": True, "loop": config.loop, "config": asdict(config), "cwd": os.getcwd(),
+                    "clustered": True, "loop": config.loop, "config": asdict(config), "cwd": working_directory(),
                     "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
                     "worker": {
                         "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,

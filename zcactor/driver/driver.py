@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO, Unpack
 
 from zcactor import ids
 from zcactor.assembly.devices import offered_gpus
@@ -25,13 +25,14 @@ from zcactor.assembly.endpoints import (
 )
 from zcactor.assembly.fork_guard import watch_forks
 from zcactor.assembly.process import Process
-from zcactor.config import TRANSPORTS, Config, load_config
+from zcactor.config import TRANSPORTS, Config, FurtherSettings, load_config, unknown_setting
 from zcactor.control.head_watch import HeadWatch
 from zcactor.control.node_table import machine_of, own_machine
-from zcactor.driver.finding import find_head
+from zcactor.driver.finding import check_reachable, find_head
 from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
+from zcactor.folders import working_directory
 from zcactor.machine import check_calls, usable_cpus
 from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
@@ -107,6 +108,7 @@ def init(
     namespace: str | None = None,
     log_to_driver: bool | None = None,
     config: Config | None = None,
+    **settings: Unpack[FurtherSettings],
 ) -> Init:
     """Start the runtime: ``async with zc.init():``, or ``await zc.init()`` and later ``await zc.shutdown()``.
 
@@ -133,13 +135,14 @@ def init(
         tls: path of the folder with this host's certificate, for connections to other hosts; see `Config`.
         namespace: the namespace of actors' names, unless a call names another; default ``"default"``.
         log_to_driver: show here what actors print; default True.
-        config: all further settings; the arguments above override it.
+        config: all settings at once; the other arguments override it.
+        settings: any other setting by its name, such as ``warn_after=0``; see `Config`.
 
     Returns:
         An object to await, which gives the runtime, or to enter by ``async with``, which also shuts it down at the end.
 
     Raises:
-        TypeError: an argument has the wrong type; at the call.
+        TypeError: an argument has the wrong type, or is no setting; at the call.
         ValueError: `transports` names an unknown transport, or `resources` names CPU or GPU; at the call.
 
     Raises when awaited:
@@ -170,14 +173,18 @@ def init(
     named = {
         "address": address, "num_cpus": num_cpus, "num_gpus": num_gpus, "store_capacity": store_capacity,
         "namespace": namespace, "log_to_driver": log_to_driver, "require": require, "tls": tls,
-        "transports": None if transports is None else ",".join(transports),
+        "transports": None if transports is None else ",".join(transports), **settings,
     }  # fmt: skip
+    for name in settings:
+        if name not in FurtherSettings.__annotations__:
+            raise TypeError(unknown_setting("zc.init", name))
     if config is not None:
         named = {**asdict(config), **{key: value for key, value in named.items() if value is not None}}
     if token is not None and not isinstance(token, str):
         raise TypeError(f"zc.init: token must be a str, not {type(token).__name__}")
     counted = num_cpus is not None or num_gpus is not None
-    return Init(named, {"resources": dict(resources), "counted": counted, "token": token})
+    own_host = settings.get("host") is not None
+    return Init(named, {"resources": dict(resources), "counted": counted, "token": token, "own_host": own_host})
 
 
 def check_free() -> None:
@@ -224,7 +231,8 @@ async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Runt
                 )
             # A `Config` that was passed has all fields, so a default in it does not say whether the caller has chosen
             # it.
-            own_host = config.host != Config().host or sources["host"] not in ("default", "argument")
+            own_host = extra["own_host"] or config.host != Config().host
+            own_host = own_host or sources["host"] not in ("default", "argument")
             _runtime = await _join(config, extra["token"], own_host=own_host)
     finally:
         _starting = False
@@ -253,7 +261,7 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
             {
                 "directory": str(directory.path), "token": secret, "agent": agent_id, "driver": driver,
                 "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources, gpus),
-                "gpus": gpus, "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
+                "gpus": gpus, "cwd": working_directory(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
                 "head": (agent_id, ""), "clustered": False, "port": 0, "stays": False,
                 "worker": {"store_capacity": capacity, "namespace": config.namespace},
             },
@@ -321,6 +329,7 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool) ->
     head = await find_head(address, token, tls, config.head_timeout)
     if not own_host:
         config = replace(config, host=head.ours)
+    check_reachable(config, head)
     raise_descriptor_limit()
     watch_forks()
     with contextlib.ExitStack() as undo:

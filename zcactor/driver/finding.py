@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -12,11 +13,12 @@ from zcactor.errors import ConnectionLost
 from zcactor.transport.stream.probe import find_leader, identify
 
 if TYPE_CHECKING:
+    from zcactor.config import Config
     from zcactor.control.etcd_log import EtcdLog
     from zcactor.transport.stream.probe import Identity
     from zcactor.transport.stream.tls import Tls
 
-__all__ = ["find_head", "is_one"]
+__all__ = ["check_reachable", "find_head", "is_one"]
 
 _PAUSE: Final = 0.1
 """Seconds until a head is tried again that leads and does not answer: it may be about to listen, or killed."""
@@ -73,3 +75,17 @@ async def _leader_in(log: EtcdLog) -> str:
         if leader is not None:
             return leader.address
     raise ConnectionLost(f"{log} was closed", False)
+
+
+def check_reachable(config: Config, head: Identity) -> None:
+    """Check that the processes of the head's host can reach this one.
+
+    Raises:
+        ValueError: `Config.host` is a loopback address, and the head is on another host.
+    """
+    elsewhere = head.ours != head.host and not ipaddress.ip_address(head.ours).is_loopback
+    if elsewhere and ipaddress.ip_address(config.host).is_loopback:
+        raise ValueError(
+            f"host is {config.host}, which leads to this host only, and the head is on another one, {head.host}: leave "
+            f"host out, or give {head.ours}, this host's address on the way there"
+        )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zcactor.folders import working_directory
 from zcactor.node.door import Door
 from zcactor.standard import open_standard
 from zcactor.workers.orphans import MARK, keep_orphans
@@ -104,7 +105,9 @@ def launch(
 def search_path() -> list[str]:
     """This process's import path, made absolute: the node's processes import the same modules as this one."""
     entries: list[object] = list(sys.path)  # programs put anything there; only text counts
-    path = [os.path.abspath(entry) for entry in entries if isinstance(entry, str)]
+    here = working_directory()  # where it was removed, relative entries lead nowhere
+    path = [os.path.normpath(os.path.join(here, each)) for each in entries if isinstance(each, str)]
+    path = [entry for entry in path if os.path.isabs(entry)]
     if _PACKAGE_PARENT not in path:  # imported in a way of its own
         path.append(_PACKAGE_PARENT)
     return path
@@ -332,7 +335,7 @@ async def _serve(
     from zcactor.control.node_agent import NodeAgent
     from zcactor.control.node_table import facts_of, machine_of, own_machine
     from zcactor.errors import ZcactorError
-    from zcactor.objectstore.groups import within_file_limit
+    from zcactor.objectstore.groups import within_limits
     from zcactor.objectstore.store import Store
     from zcactor.process import context
     from zcactor.process.absence import HeadGone
@@ -358,7 +361,7 @@ async def _serve(
             _tell(control, f"ecannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
             return 0
         setup["port"] = standby.port
-    store = Store(within_file_limit(AGENT_ARENA), setup["agent"])
+    store = Store(within_limits(AGENT_ARENA), setup["agent"])
     directory = Path(setup["directory"])
     head, head_address = setup["head"]
     endpoint = make_endpoint(

@@ -329,6 +329,9 @@ async def serve(process: Process, node: str, *, alone: bool = False) -> None:
         process: the worker's own, with an endpoint that has not been started.
         node: id of its node.
         alone: whether the worker is a process of its own, and not a part of a test's or a simulation's.
+
+    Raises:
+        ConnectionLost: a worker that is a process of its own could not report to its agent.
     """
     worker = Worker(process, node)
     worker.alone = alone
@@ -340,5 +343,7 @@ async def serve(process: Process, node: str, *, alone: bool = False) -> None:
     try:
         await worker.report(address_of(process.endpoint))
     except ConnectionLost:
+        if alone:  # the agent is gone, and nobody reads the reason; or this process cannot reach it
+            raise
         return
     await worker.done

@@ -48,7 +48,8 @@ def _refused(nbytes: int, error: OSError) -> str:
         which, name, what = resource.RLIMIT_FSIZE, "ulimit -f", "a file"
     limit = resource.getrlimit(which)[0]
     allows = f"{name} allows {what} of {limit:,} bytes" if limit != resource.RLIM_INFINITY else f"{error.strerror}"
-    return f"{allows}, and the store is to have {nbytes:,}: raise that limit"
+    wanted = f"and the store is to have {nbytes:,}"
+    return f"{allows}, {wanted}: raise that limit, or pass a smaller store_capacity to zc.init()"
 
 
 def _opened_anew(fd: int) -> int:

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MemoryGroup",
+    "bound_by_file_limit",
     "default_capacity",
     "inherited_groups",
     "memory_of_machine",
     "own_groups",
     "smallest",
-    "within_file_limit",
+    "within_limits",
 ]
 
 _UNLIMITED: Final = 1 << 60
@@ -129,7 +130,7 @@ _LEAST_FILE = 1 << 20
 
 def default_capacity(groups: Sequence[MemoryGroup] | None = None, memory: int | None = None) -> int:
     """Bytes of a process's arena by default, in whole pages: 30 % of the machine's memory, or of a control group's
-    limit where that is less. The limit on files (RLIMIT_FSIZE) bounds it, unless that limit is too small to be of use.
+    limit where that is less. The limits of this process bound it; see `within_limits`.
 
     Args:
         groups: the control groups; those of this process by default.
@@ -140,10 +141,22 @@ def default_capacity(groups: Sequence[MemoryGroup] | None = None, memory: int | 
     if tightest is not None and (limit := tightest.limit) is not None:
         bounds.append(limit)
     page = os.sysconf("SC_PAGE_SIZE")
-    return within_file_limit(int(min(bounds) * _SHARE)) // page * page
+    return within_limits(int(min(bounds) * _SHARE)) // page * page
 
 
-def within_file_limit(capacity: int) -> int:
-    """`capacity`, bounded by the limit on files (RLIMIT_FSIZE) unless that limit is too small to be of use."""
+def within_limits(capacity: int) -> int:
+    """`capacity`, bounded by the limits of this process.
+
+    That on files (RLIMIT_FSIZE) counts unless it is too small to be of use. Of that on the address space (RLIMIT_AS),
+    which batch systems set, a store takes no more than its share: stores of others are mapped, too.
+    """
+    files, space = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_AS)[0]
+    if files != resource.RLIM_INFINITY and files >= _LEAST_FILE:
+        capacity = min(capacity, files)
+    return capacity if space == resource.RLIM_INFINITY else min(capacity, int(space * _SHARE))
+
+
+def bound_by_file_limit(capacity: int) -> bool:
+    """Whether a store of `capacity` bytes is as large as the limit on files (RLIMIT_FSIZE) allows, in whole pages."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return min(capacity, limit) if limit != resource.RLIM_INFINITY and limit >= _LEAST_FILE else capacity
+    return limit != resource.RLIM_INFINITY and capacity + os.sysconf("SC_PAGE_SIZE") > limit

@@ -24,6 +24,7 @@ from zcactor.native import hot
 from zcactor.objectstore import forks
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
 from zcactor.objectstore.fields import disown, layout_is_known
+from zcactor.objectstore.groups import bound_by_file_limit
 from zcactor.objectstore.lease import close_array
 from zcactor.objectstore.parking import Parking
 
@@ -200,6 +201,13 @@ class Exportable(Protocol):
         """Id of the block, as `Block.id`."""
 
 
+def _with_remedy(error: OutOfMemory) -> OutOfMemory:
+    """The error of a store that is full, which names ``ulimit -f`` where that limit bounds the store."""
+    if not bound_by_file_limit(error.capacity):
+        return error
+    return OutOfMemory(error.requested, error.used, error.capacity, error.largest_free, error.note, "ulimit -f")
+
+
 def _given_up(givers: Sequence[WeakMethod[Callable[[], bool]]]) -> bool:
     """Call all functions that give memory up. Returns whether one did."""
     found = False
@@ -296,10 +304,13 @@ class Store:
             raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
         try:
             hold = self.heap.take(nbytes or 1, alignment)  # from here on the hold frees the bytes
-        except OutOfMemory:
+        except OutOfMemory as error:
             if not _given_up(self._givers):
-                raise
-            hold = self.heap.take(nbytes or 1, alignment)
+                raise _with_remedy(error) from None
+            try:
+                hold = self.heap.take(nbytes or 1, alignment)
+            except OutOfMemory as again:
+                raise _with_remedy(again) from None
         if commit:
             try:
                 self.commit(hold.offset, 0, nbytes)

@@ -160,6 +160,8 @@ class LocalProcess(Protocol):
 
     process: bytes
     """Id of the process, 16 bytes."""
+    role: str
+    """``"driver"``, ``"agent"`` or ``"worker"``."""
     loop: asyncio.AbstractEventLoop
     thread: int
     """Identifier of the loop's thread."""

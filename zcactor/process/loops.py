@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.machine import CallMissing, check_calls
+from zcactor.process import context
 from zcactor.standard import open_standard
 
 if TYPE_CHECKING:
@@ -69,8 +71,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         The result of `main`.
 
     Raises:
-        RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly). `main` is
-            closed.
+        RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly), or the
+            program's file is imported in an actor's process, or by a child of multiprocessing. `main` is closed.
         ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``. `main` is closed.
         CallMissing: the machine lacks a call of the system. `main` is closed.
         Exception: the error of `main`.
@@ -78,6 +80,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """
     open_standard()  # before the loop opens descriptors
     try:
+        _refuse_imports(sys._getframe(1))
         if asyncio._get_running_loop() is not None:  # this accessor does not raise
             raise RuntimeError(
                 "zc.run starts an event loop of its own, and one is running here already; await main() instead"
@@ -103,6 +106,24 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     finally:
         if signal.getsignal(signal.SIGTERM) == termination.came:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _refuse_imports(caller: FrameType) -> None:
+    """Refuse a program that is run because another process imports its file, for a class or a function in it.
+
+    Raises:
+        RuntimeError: the file is being imported in an actor's process, or by a child of multiprocessing.
+    """
+    name = caller.f_globals.get("__name__")
+    if caller.f_code.co_name != "<module>" or name == "__main__":
+        return
+    process = context.current_or_none()
+    if name == "__mp_main__" or (process is not None and process.role == "worker"):
+        who = "a child of multiprocessing" if name == "__mp_main__" else "an actor's process"
+        raise RuntimeError(
+            f"zc.run was called while {caller.f_code.co_filename} was imported in {who}, where the program must not "
+            'run again: call it below  if __name__ == "__main__":'
+        )
 
 
 class _Termination:

@@ -21,7 +21,7 @@ from zcactor.driver.runtimes import Runtime
 from zcactor.errors import NoSuchActor
 from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import AGENT_ARENA, search_path
-from zcactor.objectstore.groups import default_capacity, within_file_limit
+from zcactor.objectstore.groups import default_capacity, within_limits
 from zcactor.testing.inner import HOST, InnerProcess, choose_among
 from zcactor.testing.network import InnerNetwork
 from zcactor.testing.workers import InnerWorkers
@@ -168,7 +168,7 @@ async def start_runtime(faults: LinkFaults | None = None, **settings: Any) -> Lo
         return inner
 
     try:
-        head, driver = make("agent", name, within_file_limit(AGENT_ARENA)), make("driver", ids.new_process())
+        head, driver = make("agent", name, within_limits(AGENT_ARENA)), make("driver", ids.new_process())
         workers = InnerWorkers(head, lambda process: make("worker", process), lambda record: node.worker_ended(record))
         # GPUs are counted, and given to no actor: all processes share one environment.
         resources = drivers.resources_of(config, {}, offered_gpus(config, os.environ))

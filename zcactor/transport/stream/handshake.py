@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from zcactor.config import MAXIMUM
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.token import TOKEN_NBYTES
 from zcactor.transport.stream.record_layer import (
@@ -67,9 +68,9 @@ __all__ = [
 ]
 
 PYTHON: Final = (sys.version_info.major, sys.version_info.minor)
-MAX_EAGER_LIMIT: Final = 1 << 20
+MAX_EAGER_LIMIT: Final = MAXIMUM["eager_limit"]
 """Bytes: the limit of a peer's announcement, so that it cannot decide about the size of our receive buffers."""
-MAX_RECV_DEPTH: Final = 1 << 20
+MAX_RECV_DEPTH: Final = MAXIMUM["recv_depth"]
 """Frames: far above any useful window, and small enough that no product of it overflows."""
 MAX_ARENA_NBYTES: Final = 1 << 47
 """Bytes: the user half of an x86-64 address space, which no arena can exceed."""
