@@ -235,7 +235,7 @@ async def test_a_pending_argument_steps_aside_in_an_async_actor() -> None:
 
 
 class Writer:
-    """Writes to what it gets, and tells what that was."""
+    """An actor that writes to its arguments, and returns their sums from before."""
 
     def __init__(self, array: Any = None) -> None:
         self.given = None if array is None else self.write(array)
@@ -265,7 +265,7 @@ class Held:
     array: Any
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "whole": lambda n: np.ones(n, np.uint8),
     "in a list": lambda n: [np.ones(n, np.uint8)],
     "in a dict": lambda n: {"a": np.ones(n, np.uint8)},
@@ -294,7 +294,7 @@ async def test_small_arrays_of_arguments_can_be_written_to(how: str) -> None:
 
 
 async def test_results_and_values_of_references_are_read_only_at_any_size() -> None:
-    """Whoever awaits the reference gets the same object."""
+    """All awaits of a reference get the same object."""
     writer: Any = await zc.spawn(Writer)
     for ref in (writer.result(np.ones(3)), writer.result([np.ones(3)]), zc.put(np.ones(3)), zc.put(Held(np.ones(3)))):
         got = await ref

@@ -212,7 +212,7 @@ class World:
         for _ in range(len(ready)):
             if not ready:  # the process was killed meanwhile
                 break
-            step = ready.popleft()
+            step: Any = ready.popleft()
             callback = step.callback
             if callback is not None:
                 self.events += 1
