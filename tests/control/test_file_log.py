@@ -100,7 +100,7 @@ async def test_a_log_of_another_version_or_program(tmp_path: Path) -> None:
 
 async def test_a_folder_that_cannot_hold_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "cannot hold a log: File exists" in await refused(tmp_path / "file")
+    assert f"cannot hold a log: {tmp_path}/file is a file" in await refused(tmp_path / "file")
     (tmp_path / "state" / "log.db").mkdir(parents=True)
     log = FileLog(tmp_path / "state", TOKEN)
     with pytest.raises(LogUnusable, match="log.db is no file"):

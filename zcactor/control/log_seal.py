@@ -13,7 +13,7 @@ values away, and put back earlier ones of the same key.
 from __future__ import annotations
 
 import hmac
-import os
+import secrets
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -57,7 +57,7 @@ class LogSeal:
         Raises:
             LogUnusable: the package ``cryptography`` is not installed.
         """
-        nonce = os.urandom(_NONCE_NBYTES)
+        nonce = secrets.token_bytes(_NONCE_NBYTES)
         return _EPOCH.pack(epoch) + nonce + self._key(epoch).encrypt(nonce, value, self._beside(kind, key, epoch))
 
     def open(self, kind: str, key: str, sealed: bytes, *, latest: int, earliest: int = 0) -> bytes:
