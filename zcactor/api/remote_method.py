@@ -22,7 +22,10 @@ _new_ref, _new_call = ObjectRef.__new__, Call.__new__
 
 
 class RemoteMethod:
-    """A method of a handle. Calling it sends the call at once and returns an `ObjectRef`."""
+    """A method of a handle. Calling it sends the call at once and returns an `ObjectRef`.
+
+    It is a value, as a handle is: it compares, hashes, and can be passed to other actors, as a callback for instance.
+    """
 
     __slots__ = ("_actor", "_options", "_plain", "_retries", "_spec", "_timeout")
 
@@ -114,5 +117,30 @@ class RemoteMethod:
         check_options("call", f"{self._spec.label}.options", options)
         return type(self)(self._actor, self._spec, {**self._options, **options})
 
+    @property
+    def __name__(self) -> str:
+        """The method's name."""
+        return self._spec.name
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RemoteMethod):
+            return NotImplemented
+        mine = self._actor.actor_id, self._spec.name, self._options
+        return mine == (other._actor.actor_id, other._spec.name, other._options)
+
+    def __hash__(self) -> int:
+        return hash((self._actor.actor_id, self._spec.name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from zcactor.api.handle import ActorHandle  # handles consist of methods
+
+        return _method_of, (ActorHandle(self._actor), self._spec.name, self._options)
+
     def __repr__(self) -> str:
         return f"<remote method {self._spec.label} of {self._actor.label}>"
+
+
+def _method_of(handle: Any, name: str, options: dict[str, Any]) -> RemoteMethod:
+    """The method of a handle that came here: the inverse of ``RemoteMethod.__reduce__``."""
+    method: RemoteMethod = getattr(handle, name)
+    return method.options(**options) if options else method
