@@ -224,7 +224,7 @@ class Marshaller:
 
         Raises:
             ProtocolError: the payload is malformed or refers outside its parts.
-            Exception: an error of unpickling a value.
+            BaseException: an error of unpickling a value, as it is.
         """
         idle = self._idle
         unpacking = idle.pop() if idle else Unpacking(self.store, self.copies, self.counters)
@@ -233,4 +233,5 @@ class Marshaller:
             return unpacking.value(payload, parts, flags)
         finally:
             unpacking.mapped.clear()
+            unpacking.foreign = None
             idle.append(unpacking)

@@ -168,7 +168,7 @@ class Packing:
             if not all(type(key) is str or (type(key) is int and _INT64[0] <= key <= _INT64[1]) for key in value):
                 raise NotPlain
             return {self._plain(key, depth): self._plain(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, np.generic):
+        if issubclass(cls, np.generic):
             return pack_scalar(value)
         if may_be_on_gpu(cls) and (packed := pack_foreign(self, value)) is not None:
             return packed

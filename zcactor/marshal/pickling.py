@@ -19,6 +19,7 @@ from zcactor.later import np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
 from zcactor.marshal.buffers import ArrayPacking, Buffers
+from zcactor.marshal.exceptions import Exceptions
 from zcactor.marshal.foreign import pack_foreign
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
@@ -32,6 +33,7 @@ class Pickling(ArrayPacking, Protocol):
     """The message that a pickle is part of, on its way out; see `zcactor.marshal.packing.Packing`."""
 
     authenticate: int
+    parts: list[Any]
 
     def pack_moved(self, move: Any) -> Any:
         """Encode an array that is handed over."""
@@ -42,6 +44,8 @@ class Pickling(ArrayPacking, Protocol):
 
 class Unpickling(Protocol):
     """The message that a pickle is part of, on its way in; see `zcactor.marshal.unpacking.Unpacking`."""
+
+    foreign: BaseException | None
 
     def unpack(self, code: int, data: memoryview) -> Any:
         """Decode the value of one extension."""
@@ -134,7 +138,7 @@ def _reduce_foreign(packing: Pickling, value: Any, module: str) -> Any:
     if may_be_on_gpu(type(value)) and (packed := pack_foreign(packing, value)) is not None:
         return _unpack, (packed.code, bytes(packed.data))
     arrow = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(value, arrow.Array):  # chunks, columns and frames consist of arrays
+    if arrow is not None and issubclass(type(value), arrow.Array):  # chunks, columns and frames consist of arrays
         return reduce_array(value, packing.allocate)
     if module == "torch" and "torch" in sys.modules:
         return _reduce_torch(value)
@@ -188,9 +192,12 @@ def _pickler_class() -> type[Any]:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         packing: Pickling
+        exceptions: Exceptions
 
         def reducer_override(self, value: Any) -> Any:
             cls = type(value)
+            if issubclass(cls, BaseException):  # first, as other questions run code of its class
+                return self.exceptions.reduce(value)
             if cls is np.ndarray:
                 if is_shareable(value.dtype):
                     ext = self.packing.pack_array(value)
@@ -198,7 +205,7 @@ def _pickler_class() -> type[Any]:
                 if is_moved(value):
                     raise ValueError(UNUSABLE)
                 return NotImplemented
-            if cls is FunctionType or isinstance(value, type):
+            if cls is FunctionType or issubclass(cls, type):
                 if value not in _complete:
                     by_value_if_needed(value)
                 reduced = super().reducer_override(value)
@@ -220,7 +227,7 @@ def _pickler_class() -> type[Any]:
                 return _unpack, (entry[0], entry[1](self.packing, value))
             reduced = (
                 _reduce_subclass(self.packing, value, cls)
-                if isinstance(value, np.ndarray)
+                if issubclass(cls, np.ndarray)
                 else _reduce_foreign(self.packing, value, cls.__module__)
             )
             return super().reducer_override(value) if reduced is NotImplemented else reduced
@@ -234,9 +241,35 @@ _Pickler: type[Any] | None = None
 def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     """Pickle `value`. Returns the stream, and one encoded extension per out-of-band buffer.
 
+    Exceptions within it keep their types at any depth: where something in one cannot be pickled, all of it but that is.
+
     Raises:
         Exception: the error of the value's own reduction (TypeError, pickle.PicklingError and others).
     """
+    mark = len(packing.parts)
+    exceptions = Exceptions(None)
+    try:
+        return _dumps(packing, value, exceptions)
+    except Exception:
+        if not exceptions.found:
+            raise
+    del packing.parts[mark:]
+
+    def attempt(part: Any) -> BaseException | None:
+        before = len(packing.parts)
+        try:
+            _dumps(packing, part, thorough)
+        except Exception as error:
+            return error
+        finally:
+            del packing.parts[before:]
+        return None
+
+    thorough = Exceptions(attempt)
+    return _dumps(packing, value, thorough)
+
+
+def _dumps(packing: Pickling, value: Any, exceptions: Exceptions) -> tuple[bytes, list[bytes]]:
     global _Pickler
     if _Pickler is None:
         _Pickler = _pickler_class()
@@ -244,6 +277,7 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     file = io.BytesIO()
     pickler = _Pickler(file, protocol=5, buffer_callback=buffers.keep)
     pickler.packing = packing
+    pickler.exceptions = exceptions
     outer, packing.authenticate = packing.authenticate, 1
     try:
         pickler.dump(value)
@@ -263,7 +297,7 @@ def loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
     if found is not None:
         return found
     value = _loads(unpacking, stream, buffers)
-    if isinstance(value, type) and value in _complete and len(stream) <= CLASS_NBYTES:
+    if issubclass(type(value), type) and value in _complete and len(stream) <= CLASS_NBYTES:
         if len(_classes) >= CLASSES:
             _classes.clear()
         _classes[stream] = ref(value)
@@ -275,5 +309,8 @@ def _loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
     _active.unpacking = unpacking
     try:
         return pickle.loads(stream, buffers=[unpacking.unpack(Code.ARRAY, memoryview(b)) for b in buffers])
+    except BaseException as error:
+        unpacking.foreign = error
+        raise
     finally:
         _active.unpacking = previous
