@@ -38,6 +38,20 @@ class Document:
         return msgspec.json.decode, (b"{",)
 
 
+class Holder:
+    """An object with another one."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class Dividing:
+    """An object that raises an error of its own where it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return 1 / 0
+
+
 class Number:
     """A number that is none."""
 
@@ -129,3 +143,11 @@ class Carrier:
 
     async def drain(self, stream: Any, *args: Any) -> list[Any]:
         return [each async for each in stream(*args)]
+
+
+@zc.actor
+class Holding:
+    """An actor with an argument."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

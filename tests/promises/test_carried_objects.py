@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import zcactor as zc
 from tests import carried
@@ -97,3 +102,59 @@ async def _check_metadata(carrier: Any, count: int) -> None:
         assert found.dtype.fields["d"][0].subdtype[0].metadata == colours
     assert (await carrier.echo(record)).dtype.metadata == {"kind": "table"}
     assert await carrier.metadata(plain) is None
+
+
+async def test_errors_of_pickling_name_the_part_and_what_to_do() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        carrier: Any = await carried.Carrier.spawn()
+        value = {"model": [carried.nothing()], "array": np.ones(EAGER), 3: (1,)}
+        next_step = "pass a list of its items, or yield them from a generator method"
+        what = r"""cannot be sent: it is of type generator \(cannot pickle 'generator' object\); """ + next_step
+        for make, path in (
+            (lambda: carrier.take(1, value), r"""argument 2\["model"\]\[0\]"""),
+            (lambda: carrier.take(1, other=[value]), r"""argument other\[0\]\["model"\]\[0\]"""),
+            (lambda: zc.put(value), r"""value\["model"\]\[0\]"""),
+            (lambda: zc.spawn(carried.Holding, value), r"""argument 1\["model"\]\[0\]"""),
+        ):
+            with pytest.raises(TypeError, match=f"^{path} {what}$") as caught:
+                await make()
+            assert caught.value.__suppress_context__ and caught.value.__cause__ is None
+        for failing in (carrier.generator(), carrier.items().__anext__()):
+            error = await _failure(failing)
+            assert isinstance(error, TypeError)
+            assert str(error).startswith('value["model"][0] cannot be sent: it is of type generator')
+            assert "NotPlain" not in str(vars(error)["__notes__"])
+        with pytest.raises(TypeError, match=r"""^argument 1\.held\["log"\] cannot be sent"""):
+            await carrier.take(carried.Holder({"log": threading.Lock()}))
+        with pytest.raises(TypeError, match="make one in the process that uses it"):
+            await carrier.take([threading.Lock()])
+        with pytest.raises(ZeroDivisionError) as kept:
+            await carrier.take([carried.Dividing()])
+        assert kept.value.__notes__ == [
+            "argument 1[0] cannot be sent: it is of type tests.carried.Dividing (division by zero); pass the data that "
+            "it consists of, or let its class say how it is pickled, by __reduce__"
+        ]
+        assert await carrier.take(1) == 1
+
+
+PROGRAM = Path(__file__).with_name("script_of_caches.py")
+
+
+def test_caches_in_a_script_travel_and_locks_are_named() -> None:
+    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[:5] == [
+        "Cached [0, 1, 2] True",
+        "Property [1]",
+        "Recursive 55",
+        "Dispatch int list of int",
+        "Method int",
+    ]
+    module = "travels by value, with all that it names, because others cannot import it: put it into a module"
+    assert [line.partition(" cannot be sent: it is of type ")[0] for line in lines[5:]] == [
+        "__main__.Locked.get global 'LOCK'",
+        "__main__.ClassLock.lock",
+        "__main__.Variable.get global 'VARIABLE'",
+    ]
+    assert all(line.endswith(f"the class {line.split('.')[1].split()[0]} {module}") for line in lines[5:])

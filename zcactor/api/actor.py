@@ -292,7 +292,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     kwargs = {name: await value if isinstance(value, ObjectRef) else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
     within = _KEPT if merged.get("max_restarts") else 0
-    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within))
+    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, first=0))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     if (level := logging.getLogger().level) != logging.WARNING:
         plain["log_level"] = level

@@ -131,16 +131,5 @@ class RemoteMethod:
     def __hash__(self) -> int:
         return hash((self._actor.actor_id, self._spec.name))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        from zcactor.api.handle import ActorHandle  # handles consist of methods
-
-        return _method_of, (ActorHandle(self._actor), self._spec.name, self._options)
-
     def __repr__(self) -> str:
         return f"<remote method {self._spec.label} of {self._actor.label}>"
-
-
-def _method_of(handle: Any, name: str, options: dict[str, Any]) -> RemoteMethod:
-    """The method of a handle that came here: the inverse of ``RemoteMethod.__reduce__``."""
-    method: RemoteMethod = getattr(handle, name)
-    return method.options(**options) if options else method

@@ -51,7 +51,6 @@ from zcactor.rpc.messages import PROTOCOL_VERSION, Hello
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
     from zcactor.config import Config
     from zcactor.execution.threads import Runner
@@ -93,7 +92,6 @@ class Process:
         self.marshaller = Marshaller(
             store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads, checker=self.checker
         )
-        self.give_up: Callable[[str], object] | None = None
         self.broken_gpus = BrokenGpus(loop)
         store.open_devices = device_opener(config, loop, self.broken_gpus.note)
         self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)

@@ -224,10 +224,11 @@ class ActorRunner(Linked, Movable):
         if self._closed or self.process.leaving:
             return
         log_failure(what, error)
-        if self.process.give_up is None:
+        give_up = self.process.broken_gpus.give_up
+        if give_up is None:
             self.close()
         else:
-            self.process.give_up(f"{what} by {type_name(type(error))}: {text_of(error)}")
+            give_up(f"{what} by {type_name(type(error))}: {text_of(error)}")
 
     # ---------------------------------------------------------------- taking calls
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 from zcactor.process.context import LocalProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from zcactor.execution.threads import Runner, Threads
     from zcactor.objects.pushes import Pushes
     from zcactor.peers.requests import Requests
@@ -25,9 +23,6 @@ class Home(LocalProcess, Protocol):
     last_system_index: int
     leaving: bool
     broken_gpus: BrokenGpus
-    give_up: Callable[[str], object] | None
-    """Ends the process for the reason given, as it cannot go on; None where it has other things to do than its actors.
-    On the loop's thread."""
 
     pushes: Pushes
 

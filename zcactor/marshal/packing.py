@@ -140,8 +140,8 @@ class Packing:
         except NotPlain:
             del self.parts[parts:]
             del self.moved[moved:]
-            stream, buffers = pickling.dumps(self, value)
-            return Ext(Code.PICKLE, encode((buffers, stream)))
+        stream, buffers = pickling.dumps(self, value)  # out of the handler, which errors would name
+        return Ext(Code.PICKLE, encode((buffers, stream)))
 
     def _plain(self, value: Any, depth: int) -> Any:
         cls = type(value)

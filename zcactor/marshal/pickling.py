@@ -7,6 +7,7 @@ PEP 574 buffers, see `zcactor.marshal.buffers`.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
@@ -15,6 +16,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 from weakref import WeakSet, ref
 
+from zcactor.apart import bare
 from zcactor.later import np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
@@ -179,10 +181,51 @@ def _reduce_subclass(packing: Pickling, value: Any, cls: type[Any]) -> Any:
     return _subclass, (_Encoded(packing, value), cls, attributes)
 
 
+_CACHE: Final = type(functools.lru_cache(lambda: None))
+_WRAPPERS: Final = frozenset({_CACHE, functools.cached_property})
+_DISPATCH: Final = vars(type(lambda: 0))["__code__"].__get__(functools.singledispatch(lambda _: None))
+"""The code of all functions that `functools.singledispatch` makes."""
+
+
+def _reduce_wrapper(value: Any, cls: type) -> Any:
+    """Reduce what functools has made of a function that travels by value; NotImplemented where it travels by name."""
+    from cloudpickle import cloudpickle
+
+    if cls is functools.cached_property:
+        return _cached_property, (value.func,), (value.attrname, vars(value).get("__doc__")), None, None, _named
+    by_value_if_needed(value)
+    found = cloudpickle._lookup_module_and_qualname(value)
+    if found is not None and not cloudpickle._is_registered_pickle_by_value(found[0]):
+        return value.__qualname__ if cls is _CACHE else NotImplemented
+    if cls is _CACHE:
+        parameters = value.cache_parameters()
+        return _cached, (value.__wrapped__, parameters["maxsize"], parameters["typed"])
+    registry = dict(value.registry)
+    return functools.singledispatch, (registry.pop(object),), list(registry.items()), None, None, _register
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _cached_property(function: Any) -> Any:
+    return functools.cached_property(function)
+
+
+def _named(prop: Any, state: Any) -> None:
+    prop.attrname, prop.__doc__ = state
+
+
+def _register(dispatcher: Any, registry: Any) -> None:
+    for cls, function in registry:
+        dispatcher.register(cls, function)
+
+
 _NO_FILE: Final = "<dynamic-code>"
 """The name that cloudpickle 3.1.3 gives to the file of all code that it sends by value."""
 
 
+@functools.cache
 def _pickler_class() -> type[Any]:
     """Make the pickler's class. cloudpickle is imported on first use: most messages never need it."""
     import cloudpickle
@@ -205,6 +248,8 @@ def _pickler_class() -> type[Any]:
                 if is_moved(value):
                     raise ValueError(UNUSABLE)
                 return NotImplemented
+            if cls in _WRAPPERS or (cls is FunctionType and value.__code__ is _DISPATCH):
+                return _reduce_wrapper(value, cls)
             if cls is FunctionType or issubclass(cls, type):
                 if value not in _complete:
                     by_value_if_needed(value)
@@ -233,9 +278,6 @@ def _pickler_class() -> type[Any]:
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
     return Pickler
-
-
-_Pickler: type[Any] | None = None
 
 
 def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
@@ -270,12 +312,9 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
 
 
 def _dumps(packing: Pickling, value: Any, exceptions: Exceptions) -> tuple[bytes, list[bytes]]:
-    global _Pickler
-    if _Pickler is None:
-        _Pickler = _pickler_class()
     buffers = Buffers(packing)
     file = io.BytesIO()
-    pickler = _Pickler(file, protocol=5, buffer_callback=buffers.keep)
+    pickler = _pickler_class()(file, protocol=5, buffer_callback=buffers.keep)
     pickler.packing = packing
     pickler.exceptions = exceptions
     outer, packing.authenticate = packing.authenticate, 1
@@ -284,6 +323,42 @@ def _dumps(packing: Pickling, value: Any, exceptions: Exceptions) -> tuple[bytes
         return file.getvalue(), buffers.packed()
     finally:
         packing.authenticate = outer
+
+
+def probe(value: Any) -> BaseException | None:
+    """The error of pickling `value` without the arrays in it, and without a message; None when it can be pickled."""
+    pickler = _prober_class()(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
+    pickler.exceptions = Exceptions(lambda _: None)  # what cannot be pickled in one is left behind
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        return bare(error, None)
+    return None
+
+
+_LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "pyarrow", "cupy", "numba"})
+"""Libraries with arrays of their own."""
+
+
+@functools.cache
+def _prober_class() -> type[Any]:
+    """Make the class of a pickler that takes arrays, handles and references for nothing."""
+
+    class Prober(_pickler_class()):  # type: ignore[misc]
+        packing: Any = None
+
+        def reducer_override(self, value: Any) -> Any:
+            cls = type(value)
+            if (
+                cls is Move
+                or cls in registered
+                or (issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)))
+                or cls.__module__.partition(".")[0] in _LIBRARIES
+            ):
+                return int, ()
+            return super().reducer_override(value)
+
+    return Prober
 
 
 def loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
