@@ -1,4 +1,4 @@
-"""Objects that raise when they come out of a message, and actors that take and give whatever they get."""
+"""Objects that raise when they come out of a message, and an actor that takes and gives any object."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Dividing:
 
 
 class Number:
-    """A number that is none."""
+    """A number whose text has no digits."""
 
     def __reduce__(self) -> Any:
         return int, ("no number",)

@@ -1,4 +1,4 @@
-"""Exceptions whose classes are hostile to whoever touches them, and actors that raise them in each way there is."""
+"""Exceptions whose classes are hostile to all that touch them, and actors that raise them in each way there is."""
 
 from __future__ import annotations
 

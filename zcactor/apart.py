@@ -1,7 +1,7 @@
 """Exceptions of any class, looked at, taken apart and put together without a line of code of their classes.
 
-A class of the user's may refuse attributes, answer for every name, or raise where it is asked. What is needed of an
-exception is therefore taken by the descriptors of `BaseException` and ``type``, which lie below all of that.
+A class of the user's may refuse attributes, answer for every name, or raise where it is asked. All that is needed of an
+exception is therefore taken by the descriptors of `BaseException` and ``type``, which lie below such a class.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class InsufficientResources(ActorError):
 
 
 class Remote(NamedTuple):
-    """What is known of an exception of a method, and of the place where it was raised.
+    """An exception of a method as text, its original, and the place where it was raised.
 
     Attributes:
         type_name: qualified name of the original type.
@@ -218,8 +218,8 @@ class RemoteError(ZcactorError):
     """A method raised an exception. It is also an instance of the original exception's type, so ``except ValueError``
     catches a ``ValueError``, when that type can be pickled.
 
-    The attributes of the original exception stay as they are. What is known beside them stands under `remote`, as in
-    ``error.remote.host``. Its fields are attributes of the error, too, where the original has none of that name.
+    The attributes of the original exception stay as they are. Those of zcactor stand under `remote`, as in
+    ``error.remote.host``. Each is an attribute of the error, too, where the original has no attribute of its name.
 
     ``str()`` gives the text of the original exception, preceded by the name of its type where the exception could not
     be rebuilt as that type. A note (PEP 678), which printed tracebacks show, names the actor, the process id, the host
@@ -229,7 +229,8 @@ class RemoteError(ZcactorError):
     because that method ran; ``remote.original.maybe_executed`` is the value of the inner call's own error.
 
     Attributes:
-        remote: what is known of the exception: `type_name`, `message`, `traceback`, `actor`, `host`, `pid`, `original`.
+        remote: all that zcactor knows of the exception: `type_name`, `message`, `traceback`, `actor`, `host`, `pid` and
+            `original`.
         type_name: qualified name of the original type.
         message: ``str()`` of the original exception.
         remote_traceback: the traceback as text, as the actor's process saw it.

@@ -1,4 +1,4 @@
-"""What the user passes arrives as it is, or the error says which part cannot travel, and what to do."""
+"""Objects that the user passes arrive as they are, or the error names the part that cannot travel."""
 
 from __future__ import annotations
 

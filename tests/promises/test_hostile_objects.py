@@ -1,4 +1,4 @@
-"""Objects of the user's that are hostile to whoever touches them reach the caller, and harm nobody else."""
+"""Exceptions that are hostile to all that touch them reach the caller, and harm nobody else."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def traced(error: BaseException) -> str:
 
 
 def log_failure(what: str, error: BaseException) -> None:
-    """Log an exception of the user's code. Nothing is raised, whatever its class and the user's log handlers do."""
+    """Log an exception of the user's code. Nothing is raised, also where its class or the user's log handlers raise."""
     try:
         logger.error("%s\n%s", what, traced(error).rstrip())
     except BaseException as broken:  # a handler or a filter of the user's

@@ -89,7 +89,7 @@ def _name(value: Any) -> str:
 
 
 def _advice(value: Any, holder: str) -> str:
-    """What to do about a value that cannot be pickled, in the namespace of a class or function if `holder` names it."""
+    """The next step for a value that cannot be pickled; `holder` names the class or function that it belongs to."""
     cls = type(value)
     if cls is GeneratorType or cls is AsyncGeneratorType:
         return "pass a list of its items, or yield them from a generator method"

@@ -328,7 +328,7 @@ def _dumps(packing: Pickling, value: Any, exceptions: Exceptions) -> tuple[bytes
 def probe(value: Any) -> BaseException | None:
     """The error of pickling `value` without the arrays in it, and without a message; None when it can be pickled."""
     pickler = _prober_class()(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
-    pickler.exceptions = Exceptions(lambda _: None)  # what cannot be pickled in one is left behind
+    pickler.exceptions = Exceptions(lambda _: None)  # parts that cannot be pickled are left behind
     try:
         pickler.dump(value)
     except Exception as error:
