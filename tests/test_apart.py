@@ -12,7 +12,7 @@ from zcactor.apart import put_together, take_apart
 
 @pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)
 def test_taken_apart_and_put_together(error: Exception) -> None:
-    again = put_together(pickle.loads(pickle.dumps(take_apart(error))))
+    again = put_together(*pickle.loads(pickle.dumps(take_apart(error))))
     assert type(again) is type(error)
     assert repr(again.args) == repr(error.args)
     assert str(again) == str(error)
@@ -35,6 +35,6 @@ def test_taken_apart_and_put_together(error: Exception) -> None:
 
 def test_parts_of_something_else() -> None:
     with pytest.raises(TypeError):
-        put_together((int, (), {}, {}))
+        put_together(int, (), {})
     with pytest.raises(TypeError):
-        put_together(3)
+        put_together(3, (), {})

@@ -161,6 +161,26 @@ class Final(Exception):
         raise RuntimeError("no subclasses")
 
 
+class Refusing(type):
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        if len(bases) > 1:
+            raise RuntimeError("no second base")
+        return super().__new__(cls, name, bases, namespace)
+
+    def mro(cls) -> list[type]:
+        if len(cls.__bases__) > 1 and getattr(cls.__bases__[1], "final", False):
+            raise RuntimeError("no order")
+        return super().mro()
+
+
+class OddMeta(Exception, metaclass=Refusing):
+    pass
+
+
+class NotDerived(Exception, metaclass=Refusing):
+    final = True
+
+
 class Two(KeyError, OSError):
     pass
 
@@ -207,6 +227,8 @@ PLAIN: list[Exception] = [
     OddFile(5),
     Reduced(1, 2),
     Slotted("slotted"),
+    Final("x"),
+    OddMeta("x"),
     Two("two"),
     noted(),
     TimeoutError("late"),
@@ -224,8 +246,8 @@ def test_two_types_at_once(error: Exception) -> None:
         assert isinstance(one, type(error))
         assert type(one).__name__ == type(error).__name__
         assert repr(one.args) == repr(error.args)
-        assert {name: getattr(one, name) for name in FIELDS} == FIELDS
-        assert type(one.original) is type(error)
+        assert one.remote[:-1] == tuple(FIELDS.values())
+        assert type(one.remote.original) is type(error)
         assert str(one) == (str(error) if isinstance(error, ActorDied) else "text")
         assert one.__notes__ == [
             *getattr(error, "__notes__", ()),
@@ -240,9 +262,48 @@ def test_two_types_at_once(error: Exception) -> None:
     assert remote.original is error
 
 
+def test_a_class_that_cannot_be_hashed() -> None:
+    class Unhashable(type):
+        __hash__ = None  # type: ignore[assignment]
+
+    class Odd(Exception, metaclass=Unhashable):
+        pass
+
+    assert isinstance(make_remote_error(Odd("x"), FIELDS), Odd)
+
+
+def test_the_fields_of_the_original_stay() -> None:
+    class Fields(Exception):
+        message = "of the class"
+
+        def __init__(self) -> None:
+            super().__init__("text")
+            self.host, self.original, self.remote = "db-3", 7, 8
+
+        @property
+        def actor(self) -> str:
+            return "of the property"
+
+    error: Any = make_remote_error(Fields(), FIELDS)
+    assert (error.message, error.host, error.original, error.actor) == ("of the class", "db-3", 7, "of the property")
+    assert (error.pid, error.type_name) == (3, "module.Name")
+    assert error.remote[:-1] == tuple(FIELDS.values())
+    assert error.remote.original.remote == 8
+    del vars(error)["__notes__"]
+    assert vars(error) == {"host": "db-3", "original": 7, "remote": 8}
+
+
 @pytest.mark.parametrize(
     "error",
-    [None, Final("x"), StopIteration(3), StopAsyncIteration(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()],
+    [
+        None,
+        NotDerived("x"),
+        StopIteration(3),
+        StopAsyncIteration(),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_those_that_stay_plain(error: BaseException | None) -> None:
@@ -256,8 +317,8 @@ def test_those_that_stay_plain(error: BaseException | None) -> None:
 def test_text_without_a_message() -> None:
     assert str(make_remote_error(None, {**FIELDS, "message": ""})) == "module.Name"
     assert str(make_remote_error(ValueError(), {**FIELDS, "message": ""})) == ""
-    bare = make_remote_error(ValueError(), {**FIELDS, "remote_traceback": ""})
-    assert bare.__notes__ == ["raised in actor A(b), pid 3, host h"]
+    untold = make_remote_error(ValueError(), {**FIELDS, "remote_traceback": ""})
+    assert untold.__notes__ == ["raised in actor A(b), pid 3, host h"]
 
 
 @pytest.mark.parametrize(

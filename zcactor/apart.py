@@ -1,69 +1,166 @@
-"""Exceptions in parts that can be pickled, with any signature of their constructors."""
+"""Exceptions of any class, looked at, taken apart and put together without a line of code of their classes.
+
+A class of the user's may refuse attributes, answer for every name, or raise where it is asked. All that is needed of an
+exception is therefore taken by the descriptors of `BaseException` and ``type``, which lie below such a class.
+"""
 
 from __future__ import annotations
 
+import copyreg
 from types import GetSetDescriptorType, MemberDescriptorType
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["native_state", "put_together", "take_apart"]
+__all__ = [
+    "bare",
+    "cause_of",
+    "class_name",
+    "context_of",
+    "fields_of",
+    "fill",
+    "has_own_reduction",
+    "made_of",
+    "make",
+    "mro_of",
+    "namespace_of",
+    "put_together",
+    "suppresses_context",
+    "take_apart",
+    "text_of",
+    "traceback_of",
+    "type_name",
+]
 
-_HEAP_TYPE = 1 << 9
+_ERROR: Any = vars(BaseException)
+_TYPE: Any = vars(type)
+fields_of = _ERROR["__dict__"].__get__
+"""The ``__dict__`` of an exception."""
+traceback_of = _ERROR["__traceback__"].__get__
+cause_of = _ERROR["__cause__"].__get__
+context_of = _ERROR["__context__"].__get__
+suppresses_context = _ERROR["__suppress_context__"].__get__
+_args_of, _set_args = _ERROR["args"].__get__, _ERROR["args"].__set__
+mro_of, namespace_of, _flags = _TYPE["__mro__"].__get__, _TYPE["__dict__"].__get__, _TYPE["__flags__"].__get__
+_qualname, _module = _TYPE["__qualname__"].__get__, _TYPE["__module__"].__get__
+bare = BaseException.with_traceback
+"""``bare(error, None)`` drops the traceback, whose frames keep objects alive, and returns the exception."""
+
+_HEAP_TYPE: Final = 1 << 9
 """Bit of ``type.__flags__`` that marks a class made at run time, unlike Python's own."""
 _REDUCTIONS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
-_NOT_CARRIED = frozenset({"args", "obj", "characters_written"})
+_NOT_CARRIED = frozenset({"args", "obj", "characters_written", "__dict__", "__weakref__"})
 """Fields that are set in another way, refer to the object that lacked an attribute, or exist in some instances only."""
+_FIELDS = (MemberDescriptorType, GetSetDescriptorType)
+_ROOTS = (BaseException, Exception, BaseExceptionGroup, object)
+
+
+def class_name(cls: type) -> str:
+    """The qualified name of a class within its module."""
+    return str.__str__(_qualname(cls))
+
+
+def type_name(cls: type) -> str:
+    """The qualified name of a class, with its module unless that is ``builtins``."""
+    module, name = _module(cls), class_name(cls)
+    return name if type(module) is not str or module == "builtins" else f"{module}.{name}"
+
+
+def text_of(error: BaseException) -> str:
+    """``str()`` of an exception, or what that raised, without lone surrogates, which UTF-8 cannot encode."""
+    try:
+        text = str.__str__(str(error))
+    except BaseException as broken:  # a foreign __str__ may raise anything, and the report must not
+        return f"<str() of the exception raised {type_name(type(broken))}>"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _own_bases(cls: type) -> list[type]:
     """The base classes of `cls` that are Python's own exceptions, nearest first."""
-    return [base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE and issubclass(base, BaseException)]
+    return [base for base in mro_of(cls) if not _flags(base) & _HEAP_TYPE and issubclass(base, BaseException)]
 
 
-def native_state(error: BaseException) -> dict[str, Any]:
-    """The fields that Python's own exceptions keep outside ``__dict__``, such as ``errno``, ``reason`` and
-    ``lineno``."""
-    return {
-        name: value
-        for base in _own_bases(type(error))
-        if base not in (BaseException, Exception)
-        for name, field in vars(base).items()
-        if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and name not in _NOT_CARRIED
-        if (value := getattr(error, name, None)) is not None
-    }
+def has_own_reduction(cls: type) -> bool:
+    """Whether an exception's class defines how it is pickled."""
+    return any(known is cls for known in copyreg.dispatch_table) or any(
+        name in namespace_of(base) for base in mro_of(cls) if _flags(base) & _HEAP_TYPE for name in _REDUCTIONS
+    )
 
 
-def take_apart(error: BaseException) -> Any:
-    """Take `error` apart into a form that can be pickled, with any signature of its constructor.
+def _native_fields(cls: type) -> dict[str, Any]:
+    """The descriptors of fields outside ``__dict__``, by name: Python's own, such as ``errno``, ``reason`` and
+    ``lineno``, and those of ``__slots__``."""
+    found: dict[str, Any] = {}
+    for base in mro_of(cls):
+        if base in _ROOTS:  # `make` gives a group its message and exceptions
+            continue
+        kinds = (MemberDescriptorType,) if _flags(base) & _HEAP_TYPE else _FIELDS
+        for name, field in namespace_of(base).items():
+            if type(field) in kinds and name not in _NOT_CARRIED:
+                found.setdefault(name, field)
+    return found
 
-    Returns:
-        Its class, arguments and state; or `error` itself when its class defines how it is pickled.
-    """
+
+def take_apart(error: BaseException) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    """Take an exception apart into its class, the arguments that it cannot be made without, and its state."""
     cls = type(error)
-    if any(name in vars(base) for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE for name in _REDUCTIONS):
-        return error
-    return cls, error.args, native_state(error), error.__dict__
+    native: dict[str, Any] = {}
+    for name, field in _native_fields(cls).items():
+        try:
+            value = field.__get__(error)
+        except AttributeError:  # a slot that was not filled
+            continue
+        if value is not None:
+            native[name] = value
+    args = _args_of(error)
+    state: dict[str, Any] = {"args": args, "native": native, "fields": dict(fields_of(error))}
+    linked = {"cause": cause_of(error), "context": context_of(error)}
+    state.update((name, each) for name, each in linked.items() if each is not None)
+    if suppresses_context(error):
+        state["alone"] = True
+    return cls, made_of(error), state
 
 
-def put_together(parts: Any) -> BaseException:
-    """Rebuild an exception from the result of `take_apart`. Neither ``__init__`` nor a ``__new__`` of its class runs.
+def made_of(error: BaseException) -> tuple[Any, ...]:
+    """The arguments of ``__new__``: a group has to have them, and keeps its exceptions in no other field."""
+    if issubclass(type(error), BaseExceptionGroup):
+        return _GROUP["message"].__get__(error), list(_GROUP["exceptions"].__get__(error))
+    return ()
+
+
+_GROUP: Any = vars(BaseExceptionGroup)
+
+
+def make(cls: Any, parts: tuple[Any, ...] = ()) -> BaseException:
+    """Make an exception whose state is filled in by `fill`. Neither ``__init__`` nor a ``__new__`` of its class runs.
 
     Raises:
-        TypeError: `parts` has another form, or none of Python's own constructors accepts the class.
+        TypeError: `cls` is no exception's class, or none of Python's own constructors accepts it.
     """
-    if isinstance(parts, BaseException):
-        return parts
-    cls, args, native, state = parts
     for base in _own_bases(cls):
         try:
-            error: BaseException = base.__new__(cls, *args)
+            return base.__new__(cls, *parts)  # type: ignore[no-any-return]
         except TypeError:  # another base decides the layout
             continue
-        BaseException.__setattr__(error, "args", args)
-        for name, value in native.items():
-            try:
-                BaseException.__setattr__(error, name, value)  # its own __setattr__ may refuse
-            except (AttributeError, TypeError):  # read-only, and then given by args; or not set
-                continue
-        error.__dict__.update(state)
-        return error
     raise TypeError(f"{cls!r} cannot be built from its parts")
+
+
+def fill(error: BaseException, state: dict[str, Any]) -> BaseException:
+    """Give an exception the state that `take_apart` found."""
+    _set_args(error, state["args"])
+    fields = _native_fields(type(error))
+    for name, value in state["native"].items():
+        try:
+            fields[name].__set__(error, value)
+        except (AttributeError, TypeError, KeyError):  # read-only, and then given by the constructor; or not here
+            continue
+    fields_of(error).update(state["fields"])
+    if "context" in state:
+        _ERROR["__context__"].__set__(error, state["context"])
+    if "cause" in state:
+        _ERROR["__cause__"].__set__(error, state["cause"])
+    _ERROR["__suppress_context__"].__set__(error, "alone" in state)
+    return error
+
+
+def put_together(cls: Any, parts: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Rebuild an exception from the result of `take_apart`. Raises as `make`."""
+    return fill(make(cls, parts), state)

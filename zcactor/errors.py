@@ -34,10 +34,19 @@ because they travel between actors.
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from abc import ABCMeta
+from typing import Any, Final, NamedTuple, SupportsIndex
 
-from zcactor.apart import native_state, put_together, take_apart
+from zcactor.apart import (
+    class_name,
+    fields_of,
+    has_own_reduction,
+    mro_of,
+    namespace_of,
+    put_together,
+    take_apart,
+    type_name,
+)
 
 __all__ = [
     "ActorDied",
@@ -67,6 +76,7 @@ __all__ = [
     "VersionMismatch",
     "ZcactorError",
     "make_remote_error",
+    "remote_of",
 ]
 
 
@@ -172,18 +182,55 @@ class InsufficientResources(ActorError):
     """The node can never satisfy the request, not even when it is idle."""
 
 
+class Remote(NamedTuple):
+    """An exception of a method as text, its original, and the place where it was raised.
+
+    Attributes:
+        type_name: qualified name of the original type.
+        message: ``str()`` of the original exception.
+        traceback: the traceback as text, as the actor's process saw it.
+        actor: label of the actor that raised.
+        host: name of the host on which that actor runs.
+        pid: process id of that actor's process.
+        original: the original exception as rebuilt in this process; None when it could not be rebuilt.
+    """
+
+    type_name: str = ""
+    message: str = ""
+    traceback: str = ""
+    actor: str = ""
+    host: str = ""
+    pid: int = 0
+    original: BaseException | None = None
+
+
+class _Told:
+    """An attribute that stands for a field of `RemoteError.remote` unless the original has an attribute of its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, error: RemoteError | None, cls: type | None = None) -> Any:
+        return getattr(Remote() if error is None else remote_of(error), self._name)
+
+
 class RemoteError(ZcactorError):
     """A method raised an exception. It is also an instance of the original exception's type, so ``except ValueError``
     catches a ``ValueError``, when that type can be pickled.
 
+    The attributes of the original exception stay as they are. Those of zcactor stand under `remote`, as in
+    ``error.remote.host``. Each is an attribute of the error, too, where the original has no attribute of its name.
+
     ``str()`` gives the text of the original exception, preceded by the name of its type where the exception could not
     be rebuilt as that type. A note (PEP 678), which printed tracebacks show, names the actor, the process id, the host
-    and the remote traceback.
+    and the remote traceback. ``__cause__`` and ``__context__`` are the original's, up to 16 in a row.
 
     An `ActorDied`, `ActorUnavailable` or `ConnectionLost` that a method raised has ``maybe_executed=True`` here,
-    because that method ran; ``original.maybe_executed`` is the value of the inner call's own error.
+    because that method ran; ``remote.original.maybe_executed`` is the value of the inner call's own error.
 
     Attributes:
+        remote: all that zcactor knows of the exception: `type_name`, `message`, `traceback`, `actor`, `host`, `pid` and
+            `original`.
         type_name: qualified name of the original type.
         message: ``str()`` of the original exception.
         remote_traceback: the traceback as text, as the actor's process saw it.
@@ -193,25 +240,50 @@ class RemoteError(ZcactorError):
         original: the original exception as rebuilt in this process; None when it could not be rebuilt.
     """
 
-    type_name: str = ""
-    message: str = ""
-    remote_traceback: str = ""
-    actor: str = ""
-    host: str = ""
-    pid: int = 0
-    original: BaseException | None = None
+    __zcactor_remote__ = Remote()
+    type_name = _Told("type_name")
+    message = _Told("message")
+    remote_traceback = _Told("traceback")
+    actor = _Told("actor")
+    host = _Told("host")
+    pid = _Told("pid")
+    original = _Told("original")
+
+    @property
+    def remote(self) -> Remote:
+        """The fields of the failure. An attribute of this name of the original is at ``remote.original.remote``."""
+        return remote_of(self)
+
+    def __init_subclass__(cls) -> None:
+        """Run no hook of the original's class, which may raise, or enter in its tables a class that is not its own."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = None if self.original is None else take_apart(self.original)
-        return _restore, (parts, {name: getattr(self, name) for name in _REMOTE_FIELDS})
+        remote = remote_of(self)
+        original = remote.original
+        parts = original if original is None or has_own_reduction(type(original)) else take_apart(original)
+        return _restore, (parts, {name: getattr(remote, field) for name, field in _REMOTE_FIELDS.items()})
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return RemoteError.__reduce__(self)
 
     def __str__(self) -> str:
+        remote = remote_of(self)
         if type(self) is RemoteError:
-            return f"{self.type_name}: {self.message}" if self.message else self.type_name
-        return self.original._said(True) if isinstance(self.original, _TELLING) else self.message
+            return f"{remote.type_name}: {remote.message}" if remote.message else remote.type_name
+        said: Any = remote.original if issubclass(type(remote.original), _TELLING) else None
+        return remote.message if said is None else said._said(True)
 
 
-_REMOTE_FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
+def remote_of(error: BaseException | None) -> Remote:
+    """The fields of a `RemoteError`; without a look at attributes of its original's class."""
+    return BaseException.__getattribute__(error, "__zcactor_remote__")  # type: ignore[no-any-return]
+
+
+_REMOTE_FIELDS = {
+    "type_name": "type_name", "message": "message", "remote_traceback": "traceback", "actor": "actor", "host": "host",
+    "pid": "pid",
+}  # fmt: skip
+"""The fields of a failure in messages, and their names in `Remote`."""
 
 
 class DeadlineExceeded(ZcactorError, TimeoutError):
@@ -427,52 +499,77 @@ class CopyWarning(UserWarning):
 
 def _restore(parts: Any, fields: dict[str, Any]) -> RemoteError:
     """Rebuild a pickled `RemoteError`: the inverse of ``RemoteError.__reduce__``."""
-    return make_remote_error(None if parts is None else put_together(parts), fields)
+    return make_remote_error(put_together(*parts) if type(parts) is tuple else parts, fields)
 
 
 _PLAIN = (StopIteration, StopAsyncIteration)
 """Types that are not rebuilt, because raised at the caller they would end an iteration there."""
+_DUALS: Final = 256
+"""Classes that are kept, at most."""
+_duals: dict[int, type[Exception]] = {}
+"""Classes that are both a `RemoteError` and another, by the other's id: its metaclass may refuse to be hashed."""
 
 
-@functools.lru_cache(maxsize=256)
-def _dual_class(cls: Any) -> type[Exception]:
+def _dual_class(cls: type) -> type[Exception]:
     """The class whose instances are both a `RemoteError` and a `cls`."""
-    return type(cls.__name__, (RemoteError, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    known = _duals.get(id(cls))
+    if known is not None:
+        return known
+    own = namespace_of(cls)
+    namespace = {"__module__": own.get("__module__"), "__qualname__": class_name(cls), "__slots__": (_SLOT,)}
+    metaclass: Any = type(cls)
+    dual: type[Exception]
+    name = class_name(cls).rpartition(".")[2]
+    if metaclass in (type, ABCMeta):
+        dual = metaclass(name, (RemoteError, cls), namespace)
+    else:  # without a metaclass's own code
+        dual = type.__new__(metaclass, name, (RemoteError, cls), namespace)
+    for name in _REMOTE_FIELDS:  # the original's properties and slots come before ours
+        holder = next((base for base in mro_of(cls) if name in namespace_of(base)), None)
+        if holder is not None:
+            type.__setattr__(dual, name, namespace_of(holder)[name])
+    if len(_duals) >= _DUALS:
+        _duals.clear()
+    _duals[id(cls)] = dual
+    return dual
+
+
+_SLOT: Final = "__zcactor_remote__"
 
 
 def make_remote_error(original: BaseException | None, fields: dict[str, Any]) -> RemoteError:
     """Build the `RemoteError` for `fields`, which is also an instance of `original`'s type where Python allows such a
     class.
 
-    The original's ``__init__`` is not run again: its ``args`` and ``__dict__`` are carried over, so exceptions with
-    unusual constructors keep their state. Types outside ``Exception`` (``SystemExit``, ``KeyboardInterrupt``) stay
+    The original's ``__init__`` is not run again: its ``args``, ``__dict__`` and slots are carried over, so exceptions
+    with unusual constructors keep their state. Types outside ``Exception`` (``SystemExit``, ``KeyboardInterrupt``) stay
     plain, because they would end the caller, and so do ``StopIteration`` and ``StopAsyncIteration``, because they would
     end an iteration there.
     """
     error: Any = None
     stranger = ""
-    if isinstance(original, Exception) and not isinstance(original, (RemoteError, *_PLAIN)):
+    cls = type(original)
+    if original is not None and issubclass(cls, Exception) and not issubclass(cls, (RemoteError, *_PLAIN)):
         try:
-            cls: Any = type(original)
-            dual = _dual_class(cls)
-            error = put_together((dual, original.args, native_state(original), original.__dict__))
+            _, parts, state = take_apart(original)
+            error = put_together(_dual_class(cls), parts, state)
         except Exception as failure:
-            # Deriving from a foreign class runs its code (``__init_subclass__``, a metaclass), which may raise
-            # anything. The call has failed with its own error, which must reach the caller: as a plain `RemoteError`.
-            stranger = type(failure).__name__
+            # A foreign class may refuse to be derived from, by its layout or by descriptors of its own. The call has
+            # failed with its own error, which must reach the caller: as a plain `RemoteError`.
+            stranger = type_name(type(failure))
     if error is None:
         error = RemoteError(fields["type_name"], fields["message"])
-        if stranger:
-            error.add_note(f"it is not an instance of its own type: deriving from that raised {stranger}")
-    error.__dict__.update(fields)
-    error.__dict__["original"] = original
-    if isinstance(error, _TELLING):  # a method raised it, which has run, with or without the call inside
-        error.__dict__["maybe_executed"] = True
+    own = fields_of(error)
+    known = {field: fields[name] for name, field in _REMOTE_FIELDS.items()}
+    BaseException.__setattr__(error, _SLOT, Remote(**known, original=original))
+    if issubclass(type(error), _TELLING):  # a method raised it, which has run, with or without the call inside
+        own["maybe_executed"] = True
     where = f"raised in actor {fields['actor']}, pid {fields['pid']}, host {fields['host']}"
     trace = fields["remote_traceback"].rstrip()
-    notes = error.__dict__.get("__notes__")
+    notes = own.get("__notes__")
     # A new list: the existing one belongs to the original, too.
-    error.__dict__["__notes__"] = [
-        *(notes if isinstance(notes, list) else ()), f"{where}\n{trace}" if trace else where
-    ]  # fmt: skip
+    notes = own["__notes__"] = [*notes] if type(notes) is list else []
+    if stranger:
+        notes.append(f"it is not an instance of its own type: deriving from that raised {stranger}")
+    notes.append(f"{where}\n{trace}" if trace else where)
     return error  # type: ignore[no-any-return]

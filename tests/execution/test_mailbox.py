@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,6 +68,7 @@ class Bench:
         self.lock = threading.Lock()
         self.tasks: list[asyncio.Task[None]] = []
         self.entered: list[int] = []
+        self.lost: list[BaseException] = []
         self.mailbox = Mailbox(
             "bench",
             self.loop,
@@ -75,6 +78,7 @@ class Bench:
             run_sync=self.run_sync,
             start_async=self.start_async,
             run_inline=self.run_inline,
+            lost=self.lost.append,
             enter_thread=lambda: self.entered.append(threading.get_ident()),
             threads=threads,
         )
@@ -395,7 +399,7 @@ async def test_posted_work_runs_in_the_thread_in_turn() -> None:
     await bench.close()
 
 
-async def test_a_thread_survives_what_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thread_survives_what_it_runs() -> None:
     bench = Bench()
 
     def defect() -> None:
@@ -404,7 +408,59 @@ async def test_a_thread_survives_what_it_runs(caplog: pytest.LogCaptureFixture) 
     bench.mailbox.post(defect)
     call = bench.submit("a", SYNC, free=True)
     await bench.began(call)
-    assert "could not be answered" in caplog.text
+    assert [type(error) for error in bench.lost] == [SystemExit]
+    await bench.close()
+
+
+async def test_a_thread_that_ends_is_noticed() -> None:
+    bench = Bench()
+    await bench.began(bench.submit("a", SYNC, free=True))
+    (thread,) = bench.mailbox._threads
+    # Set from outside, it comes up when the thread has the next call in its hands.
+    assert (
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyError)) == 1
+    )
+    bench.submit("a", SYNC, free=True)
+    await bench.loop.run_in_executor(None, thread.join, 20)
+    assert not thread.is_alive()
+    assert [type(error) for error in bench.lost] == [KeyError]
+    await bench.close()
+
+
+@pytest.mark.parametrize("threads", [None, Threads("shared", 1)], ids=["own", "shared"])
+async def test_a_thread_that_cannot_begin_is_noticed(threads: Threads | None) -> None:
+    bench = Bench(threads=threads)
+    ended = asyncio.Event()
+
+    def lost(error: BaseException) -> None:
+        bench.lost.append(error)
+        bench.loop.call_soon_threadsafe(ended.set)
+
+    bench.mailbox._lost = lost
+    bench.mailbox._enter_thread = lambda: sys.exit(3)
+    bench.submit("a", SYNC, free=True)
+    async with asyncio.timeout(20):
+        await ended.wait()
+    assert [type(error) for error in bench.lost] == [SystemExit]
+    bench.mailbox.close()
+
+
+async def test_a_system_without_threads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench(sync_limit=2)
+    await bench.began(bench.submit("a", SYNC))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", full)
+        waiting = bench.submit("a", SYNC, free=True)
+        none = Bench()
+        none.submit("a", SYNC, free=True)
+    assert not bench.lost, "the thread that there is runs the call"
+    bench.log[0].go.set()
+    await bench.began(waiting)
+    assert [str(error) for error in none.lost] == ["can't start new thread"]
+    none.mailbox.close()
     await bench.close()
 
 

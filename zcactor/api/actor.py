@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
-from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError
+from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError, remote_of
 from zcactor.ids import for_spawn
 from zcactor.interface import MARK, Interface, constructor_of, shown
 from zcactor.marshal.packed import Packed
@@ -292,7 +292,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     kwargs = {name: await value if isinstance(value, ObjectRef) else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
     within = _KEPT if merged.get("max_restarts") else 0
-    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within))
+    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, first=0))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     if (level := logging.getLogger().level) != logging.WARNING:
         plain["log_level"] = level
@@ -311,7 +311,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
         await process.head.ask_agent("constructed", remote.actor_id, None)
         failure = ""
     except RemoteError as error:
-        failure = f"its constructor raised {error.type_name}"
+        failure = f"its constructor raised {remote_of(error).type_name}"
         raise
     except ConnectionLost as error:
         failure = ""

@@ -9,6 +9,7 @@ from functools import cache
 from threading import TIMEOUT_MAX, Lock, get_ident
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
+from zcactor.apart import bare
 from zcactor.errors import ActorDied, ProtocolError
 from zcactor.later import np
 from zcactor.marshal.packed import shared
@@ -295,7 +296,7 @@ def value_of(call: Call) -> Any:
         del value
     error = call.error
     if error is not None:
-        error = error.with_traceback(None)
+        error = bare(error, None)
         try:
             raise error
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -151,3 +152,18 @@ def unpack_handle(unpacking: Any, data: memoryview) -> ActorHandle:
 
 
 register(ActorHandle, Code.ACTOR, pack_handle, unpack_handle)
+
+
+def _method_of(handle: Any, name: str, options: dict[str, Any]) -> RemoteMethod:
+    """The method of a handle that came here: the inverse of `_reduce_method`."""
+    method: RemoteMethod = getattr(handle, name)
+    return method.options(**options) if options else method
+
+
+def _reduce_method(method: RemoteMethod) -> tuple[Any, ...]:
+    """Let a method travel as its handle does."""
+    return _method_of, (ActorHandle(method._actor), method._spec.name, method._options)
+
+
+copyreg.pickle(RemoteMethod, _reduce_method)
+copyreg.pickle(RemoteStream, _reduce_method)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zcactor.apart import bare
 from zcactor.api.passing import FailedArgumentError
 from zcactor.buggify import buggify
 from zcactor.errors import (
@@ -135,7 +136,7 @@ class RemoteActor:
         try:
             payload, parts, flags = marshaller.pack_call(args, kwargs, eager_limit, moved, closed=closed, direct=True)
         except FailedArgumentError as error:
-            call.fail(error.failure.with_traceback(None))
+            call.fail(bare(error.failure, None))
             return call
         if moved or closed:
             call.undo = partial(_give_back, moved, closed)
@@ -160,7 +161,7 @@ class RemoteActor:
                     again = marshaller.duplicate(parts) if moved and left else parts
                     self._queue((call, spec.code, flags, timeout_ns, payload, again))
                 except Exception as lost:  # an object that an argument refers to is lost, for instance
-                    call.fail(lost.with_traceback(None))
+                    call.fail(bare(lost, None))
                 self._settled(call)  # it is not open any more where the actor has left
                 return True
 
@@ -190,7 +191,7 @@ class RemoteActor:
                 process.loop.call_soon_threadsafe(call.fail, ConnectionLost(f"{call.label} could not be sent"))
                 raise
             # The error is raised where the call is awaited, like the failure of any argument.
-            process.loop.call_soon_threadsafe(call.fail, error.with_traceback(None))
+            process.loop.call_soon_threadsafe(call.fail, bare(error, None))
         return call
 
     def _set_timer(self, call: Call, timeout: float | None, deadline: float | None) -> int:
@@ -326,7 +327,7 @@ class RemoteActor:
                     except ConnectionLost:
                         return False
                     except Exception as error:  # an argument refers to a lost object, say: later calls go on
-                        call.fail(error.with_traceback(None))
+                        call.fail(bare(error, None))
                 self._unsent.popleft()
             self.route = (session, index)
             self._opening = False
@@ -421,7 +422,7 @@ class RemoteActor:
             try:
                 payload, parts, flags = self.process.marshaller.fit((payload, parts, flags))
             except OutOfMemory as error:
-                call.fail(error.with_traceback(None))
+                call.fail(bare(error, None))
             else:
                 with self._lock:
                     unsent = (call, code, flags, timeout_ns, payload, parts)

@@ -22,7 +22,10 @@ _new_ref, _new_call = ObjectRef.__new__, Call.__new__
 
 
 class RemoteMethod:
-    """A method of a handle. Calling it sends the call at once and returns an `ObjectRef`."""
+    """A method of a handle. Calling it sends the call at once and returns an `ObjectRef`.
+
+    It is a value, as a handle is: it compares, hashes, and can be passed to other actors, as a callback for instance.
+    """
 
     __slots__ = ("_actor", "_options", "_plain", "_retries", "_spec", "_timeout")
 
@@ -113,6 +116,20 @@ class RemoteMethod:
         """
         check_options("call", f"{self._spec.label}.options", options)
         return type(self)(self._actor, self._spec, {**self._options, **options})
+
+    @property
+    def __name__(self) -> str:
+        """The method's name."""
+        return self._spec.name
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RemoteMethod):
+            return NotImplemented
+        mine = self._actor.actor_id, self._spec.name, self._options
+        return mine == (other._actor.actor_id, other._spec.name, other._options)
+
+    def __hash__(self) -> int:
+        return hash((self._actor.actor_id, self._spec.name))
 
     def __repr__(self) -> str:
         return f"<remote method {self._spec.label} of {self._actor.label}>"

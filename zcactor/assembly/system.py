@@ -7,6 +7,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+from zcactor.apart import bare
 from zcactor.api.future import packed_result
 from zcactor.api.passing import BorrowedRef, OwnRef
 from zcactor.errors import ObjectLost, ProtocolError
@@ -243,7 +244,7 @@ class SystemActor:
             await done
         call.retrieved = True
         if call.error is not None:
-            raise call.error.with_traceback(None)
+            raise bare(call.error, None)
         return Packed(*packed_result(call), call.status)
 
     async def partition(self, mapper: Any, method: str, count: int, item: list[Any]) -> list[Any]:

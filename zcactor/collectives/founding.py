@@ -8,7 +8,7 @@ from zcactor import ids
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.collectives.rails import Rails
-from zcactor.errors import ActorDied, ConnectionLost, RemoteError, ZcactorError
+from zcactor.errors import ActorDied, ConnectionLost, RemoteError, ZcactorError, remote_of
 from zcactor.peers.seating import seat_of
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
@@ -98,7 +98,7 @@ async def found(
         try:
             latest = await process.groups().found(key, epoch, seats, options)
         except (RemoteError, ConnectionLost) as error:
-            original = error.original if isinstance(error, RemoteError) else error
+            original = remote_of(error).original if isinstance(error, RemoteError) else error
             if not isinstance(original, LookupError | ZcactorError):
                 raise
             former_seats, seats = seats, [await seat_of(process, handle, lost=True) for handle in handles]

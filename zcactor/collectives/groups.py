@@ -10,6 +10,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from zcactor.apart import bare
 from zcactor.collectives.cost import BULK_NBYTES_PER_S
 from zcactor.collectives.founding import NAME_NBYTES
 from zcactor.collectives.member import Member
@@ -596,7 +597,7 @@ def _error_of(job: Callable[[], None]) -> BaseException | None:
     try:
         job()
     except Exception as failed:
-        return failed.with_traceback(None)
+        return bare(failed, None)
     return None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zcactor.marshal.arrays import dtype_code, is_shareable
+from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.marshal.sharing import CLAIMED
 from zcactor.native import hot
@@ -201,7 +201,7 @@ def row_bounds(length: int, size: int, shards: Sequence[int] | None, what: str) 
 def described(dtype: np.dtype[Any], shape: tuple[int, ...], *, rows: bool = True) -> str:
     """A dtype and a shape, for signatures; without `rows` the shape of a row."""
     text = f"{shape}" if rows else f"rows of {shape[1:]}"
-    return f"{_name_of(dtype) if type(dtype_code(dtype)) is str else dtype.descr}, {text}"
+    return f"{_name_of(dtype) if dtype.names is None else dtype.descr}, {text}"
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zcactor.apart import bare
 from zcactor.collectives.folding import Memory, Operand, fold, swift_nbytes
 from zcactor.collectives.operations import Collective, sealed
 from zcactor.collectives.reductions import Reduction
@@ -56,7 +57,7 @@ class Staged(Collective):
         try:
             await self.stages()
         except Exception as error:  # of this member alone; the others must not wait for it
-            error = error.with_traceback(None)  # the frames would keep memory
+            error = bare(error, None)  # the frames would keep memory
             self.worked(None if error is self.failure else error)
         else:
             self.worked()
@@ -103,7 +104,7 @@ class Staged(Collective):
         loans = self._loans[rank]
         while not loans:
             if self.failure is not None:
-                raise self.failure.with_traceback(None)
+                raise bare(self.failure, None)
             waiting = self._waiting[rank] = self.process.loop.create_future()
             await waiting
         memory = loans.popleft()

@@ -44,6 +44,7 @@ from zcactor.errors import (
     NameTaken,
     RemoteError,
     ZcactorError,
+    remote_of,
 )
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
@@ -409,7 +410,8 @@ class Head(Placing):
         except Deposed:
             return
         except RemoteError as error:
-            failure = f"its constructor raised {error.type_name} when it was restarted: {error.message}"
+            remote = remote_of(error)
+            failure = f"its constructor raised {remote.type_name} when it was restarted: {remote.message}"
         except (ConnectionLost, InsufficientResources) as error:
             if actor.worker is not None and not actor.worker.ended.done() and actor.restarts == turn:
                 actor.worker.kill()

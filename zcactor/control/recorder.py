@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor.control.head_log import MAX_CHANGES, MAX_NBYTES, Deposed, LogUnavailable, check_batch, nbytes_of
-from zcactor.errors import HeadUnavailable, RemoteError
+from zcactor.errors import HeadUnavailable, RemoteError, remote_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -227,10 +227,11 @@ class HeadRecorder:
         try:
             return await requests.ask(session, method, *args, self.epoch)
         except RemoteError as error:
-            if not isinstance(error.original, Deposed):
+            original: Any = remote_of(error).original
+            if not issubclass(type(original), Deposed):
                 raise
-            self.depose(error.original.known)
-            raise error.original from None
+            self.depose(original.known)
+            raise original from None
 
     # ---------------------------------------------------------------- the log
 

@@ -8,10 +8,12 @@ import threading
 from types import CoroutineType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from zcactor.apart import text_of, type_name
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
 from zcactor.execution.closing import close_instance
 from zcactor.execution.eager_task import start_eagerly
+from zcactor.execution.failure import log_failure
 from zcactor.execution.generators import AsyncProducer, SyncProducer
 from zcactor.execution.linked import Linked
 from zcactor.execution.mailbox import Lane, Mailbox
@@ -114,7 +116,8 @@ class ActorRunner(Linked, Movable):
         return Mailbox(
             f"{self.label}{'.' if name else ''}{name}", self.process.loop, sync_limit, async_limit,
             steps_out=self.interface.is_async, run_sync=self._run_sync, start_async=self._start_async,
-            run_inline=self._run_inline, enter_thread=self._enter_thread, threads=self._threads,
+            run_inline=self._run_inline, enter_thread=self._enter_thread, lost=self._thread_lost,
+            threads=self._threads,
         )  # fmt: skip
 
     def mailbox_of(self, code: int) -> Mailbox:
@@ -138,9 +141,23 @@ class ActorRunner(Linked, Movable):
         one. Raises the exceptions of the constructor."""
         instance = await self._mailboxes[""].run(make)
         self.adopt(instance)
-        enter = getattr(instance, "__aenter__", None)
-        if enter is not None:
-            await self._begin(enter())
+        if hasattr(type(instance), "__aenter__"):  # as ``async with`` asks: not an instance that answers for any name
+            await self._outcome(instance.__aenter__())
+
+    async def _outcome(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine of the instance in a task. Returns its result, or raises its exception: also one that would
+        end the loop, out of a task."""
+
+        async def settled() -> tuple[Any, BaseException | None]:
+            try:
+                return await coroutine, None
+            except BaseException as error:
+                return None, error
+
+        value, error = await self._begin(settled())
+        if error is not None:
+            raise error
+        return value
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return self.process.loop.create_task(coroutine, context=self._context.copy())
@@ -167,7 +184,7 @@ class ActorRunner(Linked, Movable):
         return self._drained.done()
 
     async def _end(self) -> None:
-        await close_instance(self.instance, self.label, self._mailboxes[""].run, self._begin)
+        await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
         await self.process.requests.delivered(self.process.sessions)
         self.close()
 
@@ -195,6 +212,23 @@ class ActorRunner(Linked, Movable):
         current_host.set(self)
         if not self._is_system:
             self.process.use_numpy()
+
+    def _thread_lost(self, error: BaseException) -> None:
+        """End the actor, one of whose threads has ended by an exception: its call would never be answered."""
+        try:
+            self._loop.call_soon_threadsafe(self._give_up, f"a thread of {self.label} ended", error)
+        except RuntimeError:  # the loop is closed, and the process ends
+            return
+
+    def _give_up(self, what: str, error: BaseException) -> None:
+        if self._closed or self.process.leaving:
+            return
+        log_failure(what, error)
+        give_up = self.process.broken_gpus.give_up
+        if give_up is None:
+            self.close()
+        else:
+            give_up(f"{what} by {type_name(type(error))}: {text_of(error)}")
 
     # ---------------------------------------------------------------- taking calls
 
@@ -381,9 +415,10 @@ class ActorRunner(Linked, Movable):
                 self._answers.failure(incoming, error)
         except BaseException as error:
             self._answers.failure(incoming, error)
-        mailbox.async_running -= 1
-        if mailbox.async_running + 1 == mailbox.async_limit:
-            mailbox.pump_all()
+        finally:
+            mailbox.async_running -= 1
+            if mailbox.async_running + 1 == mailbox.async_limit:
+                mailbox.pump_all()
 
     def _adopt_coroutine(self, incoming: Incoming, coroutine: Any) -> None:
         async def finish() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.apart import bare, cause_of, context_of, text_of, type_name
 from zcactor.errors import ConnectionLost, DeviceError, RemoteError
-from zcactor.execution.failure import Failure, pack_as_text
+from zcactor.execution.failure import Failure, log_failure, pack_as_text
 from zcactor.rpc.incoming import NO_ANSWER
 from zcactor.rpc.messages import Status
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from zcactor.rpc.incoming import Incoming
 
 __all__ = ["Answers"]
-
-logger = logging.getLogger("zcactor")
 
 _FRAME_HEAD: Final = 4096
 """Bytes of a frame beside its payload, at most: 128 releases of 16 bytes, and some 80 bytes of fields."""
@@ -83,13 +81,13 @@ class Answers:
     def failure(self, incoming: Incoming, error: BaseException, *, more: bool = False) -> None:
         """Answer with an exception. The traceback's frames are cleared, or they would keep arguments alive."""
         session = incoming.session
-        failure = Failure(error, getattr(error, "__zcactor_label__", self._label))
+        failure = Failure(error, incoming.blamed or self._label)
         try:
             payload, parts, flags = self._pack(failure)
             session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)
         except BaseException as unsendable:  # the store is full, or an object in the exception is lost
             self._as_text(incoming, failure, unsendable)
-        error.__traceback__ = None
+        bare(error, None)
         self._sent()
         broken = _broken_context(error)
         if broken is not None:
@@ -101,8 +99,9 @@ class Answers:
             payload = pack_as_text(failure, unsendable, session.connection.max_frame - _FRAME_HEAD)
             session.respond(incoming, Status.ERROR, payload, (), 0)
         except BaseException as error:  # even the text failed: the end of the connection tells the caller
-            logger.exception("%s: a call could not be answered", self._label)
-            session.fail(ConnectionLost(f"a call of {self._label} could not be answered: {error!r}", True))
+            log_failure(f"{self._label}: a call could not be answered", error)
+            why = f"{type_name(type(error))}: {text_of(error)}"
+            session.fail(ConnectionLost(f"a call of {self._label} could not be answered: {why}", True))
 
 
 def _broken_context(error: BaseException) -> DeviceError | None:
@@ -110,9 +109,10 @@ def _broken_context(error: BaseException) -> DeviceError | None:
     processes say nothing about this one."""
     found: BaseException | None = error
     for _ in range(_CAUSES):
-        if found is None or isinstance(found, RemoteError):
+        if found is None or issubclass(type(found), RemoteError):
             return None
-        if isinstance(found, DeviceError) and found.fatal:
-            return found
-        found = found.__cause__ or found.__context__
+        if issubclass(type(found), DeviceError) and found.fatal:  # type: ignore[attr-defined]
+            return found  # type: ignore[return-value]
+        cause = cause_of(found)
+        found = context_of(found) if cause is None else cause
     return None

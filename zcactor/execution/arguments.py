@@ -39,7 +39,7 @@ class Arguments:
             return
         try:
             arguments = self._unpack(incoming.payload, incoming.parts, incoming.flags, True)
-        except Exception as error:  # unpickling may raise anything, and that is raised where the method would run
+        except BaseException as error:  # unpickling may raise anything, and that is raised where the method would run
             incoming.payload = _Prepared(error)
             return
         incoming.payload = _Prepared(arguments)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any
+
+from zcactor.execution.failure import log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
 __all__ = ["close_instance"]
-
-logger = logging.getLogger("zcactor")
 
 
 async def close_instance(
@@ -26,16 +26,19 @@ async def close_instance(
         run: calls a function in the actor's thread.
         begin: begins a task in the actor's context.
     """
-    leave = getattr(instance, "__aexit__", None)
-    arguments: tuple[Any, ...] = (None, None, None)
-    if leave is None:
-        leave, arguments = getattr(instance, "close", None), ()
-    if leave is None or not callable(leave):
-        return
     try:
+        leave = getattr(instance, "__aexit__", None)
+        arguments: tuple[Any, ...] = (None, None, None)
+        if leave is None:
+            leave, arguments = getattr(instance, "close", None), ()
+        if leave is None or not callable(leave):
+            return
         if inspect.iscoroutinefunction(leave):
             await begin(leave(*arguments))
         else:
             await run(lambda: leave(*arguments))
-    except Exception:  # a user's close() may raise anything; the actor ends all the same, and the log says why
-        logger.exception("%s raised while it was being closed", label)
+    except BaseException as error:  # a user's close() may raise anything; the actor ends all the same
+        task = asyncio.current_task()
+        if type(error) is asyncio.CancelledError and task is not None and task.cancelling():
+            raise
+        log_failure(f"{label} raised while it was being closed", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import traceback
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.msgpack import Ext
 
 from zcactor import errors
-from zcactor.apart import put_together, take_apart
-from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error
+from zcactor.apart import text_of, traceback_of, type_name
+from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error, remote_of
 from zcactor.interface import shown
 from zcactor.marshal import pickling
 from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register
@@ -25,13 +26,19 @@ if TYPE_CHECKING:
     from zcactor.marshal.packing import Packing
     from zcactor.marshal.unpacking import Unpacking
 
-__all__ = ["TEXT_NBYTES", "Failure", "pack_as_text", "without_frames"]
+__all__ = ["TEXT_NBYTES", "Failure", "log_failure", "pack_as_text", "traced", "without_frames"]
+
+logger = logging.getLogger("zcactor")
 
 TEXT_NBYTES = 64 << 10
 """The limit of bytes of a failure as text: enough for any readable traceback."""
 
 _NAME_LENGTH = 1000
 """Characters of a type's qualified name."""
+_OURS = frozenset(
+    id(cls) for name in errors.__all__ if isinstance(cls := getattr(errors, name), type) and cls is not RemoteError
+)
+"""Errors of zcactor's own, by id: the metaclass of another may refuse to be hashed."""
 _FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
 
 _OWN_FRAMES = tuple(
@@ -66,30 +73,11 @@ class Failure:
         self.actor = actor
 
 
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException as broken:  # a foreign __str__ may raise anything, and the report must not
-        return f"<str() of the exception raised {type(broken).__name__}>"
-    return _encodable(text)
-
-
-def _encodable(text: str) -> str:
-    """`text` without lone surrogates, which UTF-8 cannot encode."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def _plain(error: BaseException | None) -> tuple[str, tuple[Any, ...]] | None:
+def _plain(error: BaseException) -> tuple[str, tuple[Any, ...]] | None:
     """The name and the arguments of an error of zcactor's own; None for other exceptions. They get through where
     pickling fails, for example because no descriptor is left to import a module with."""
     cls = type(error)
-    if (
-        error is None
-        or getattr(errors, cls.__name__, None) is not cls
-        or cls is RemoteError
-        or hasattr(error, "__notes__")
-        or not SCALARS.issuperset(map(type, error.args))
-    ):
+    if id(cls) not in _OURS or hasattr(error, "__notes__") or not SCALARS.issuperset(map(type, error.args)):
         return None
     return cls.__name__, error.args
 
@@ -106,25 +94,49 @@ def _own(name: str, args: Any) -> BaseException:
     return cls(*args)
 
 
-def _dumps(packing: Packing, error: Exception) -> Any:
+def _dumps(packing: Packing, error: BaseException) -> Any:
     """The pickled exception, or None when it cannot be pickled."""
     plain = _plain(error)
-    if plain is not None:
+    if plain is not None and error.__cause__ is None and error.__context__ is None:
         return plain
     mark = len(packing.parts)
     try:
-        return pickling.dumps(packing, take_apart(error))
+        return pickling.dumps(packing, error)
     except BaseException:  # a foreign __reduce__ may raise anything, and then the text goes alone
         del packing.parts[mark:]
-        return None
+        return plain
+
+
+def traced(error: BaseException) -> str:
+    """The printed traceback of any exception: it begins where the user's code does."""
+    cls, trace = type(error), traceback_of(error)
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
+        trace = trace.tb_next
+    try:
+        lines = "".join(_formatted(cls, error, trace))
+    except BaseException as broken:  # a foreign __getattr__, for `traceback` asks for notes and causes
+        where = "".join(traceback.format_tb(trace))
+        return (
+            f"{where}{type_name(cls)}: {text_of(error)}\n"
+            f"(the exception could not be formatted: {type_name(type(broken))})\n"
+        )
+    return lines if lines.isascii() else lines.encode("utf-8", "backslashreplace").decode()
+
+
+def log_failure(what: str, error: BaseException) -> None:
+    """Log an exception of the user's code. Nothing is raised, also where its class or the user's log handlers raise."""
+    try:
+        logger.error("%s\n%s", what, traced(error).rstrip())
+    except BaseException as broken:  # a handler or a filter of the user's
+        os.write(2, f"{what}: {type_name(type(error))} (logging raised {type_name(type(broken))})\n".encode())
 
 
 def pack_failure(packing: Packing, failure: Failure) -> bytes:
     """The fields as text, and the pickled original where it can be pickled."""
     error: BaseException | None = failure.error
-    if isinstance(error, RemoteError):  # passed through from an actor further on
-        error = error.original
-    pickled = _dumps(packing, error) if isinstance(error, Exception) else None
+    if issubclass(type(error), RemoteError):  # passed through from an actor further on
+        error = remote_of(error).original
+    pickled = _dumps(packing, error) if error is not None and issubclass(type(error), Exception) else None
     return encode((*_fields(failure), pickled))
 
 
@@ -137,7 +149,7 @@ def pack_as_text(failure: Failure, unsendable: BaseException, room: int) -> byte
         room: bytes that the payload may have; never more than `TEXT_NBYTES` are used.
     """
     name, message, lines, actor, host, pid = _fields(failure)
-    lines += f"\n(the exception itself could not be sent: {type(unsendable).__name__}: {_text(unsendable)})\n"
+    lines += f"\n(the exception itself could not be sent: {type_name(type(unsendable))}: {text_of(unsendable)})\n"
     room = max(min(room, TEXT_NBYTES) - _FRAMING, 0)
     name, actor = _cut(name, room // 16), _cut(actor, room // 16)
     message = _cut(message, room // 4)
@@ -166,19 +178,12 @@ def _fields(failure: Failure) -> tuple[str, str, str, str, str, int]:
     """The fields of a failure as text, in the order of `_FIELDS`."""
     error = failure.error
     cls = type(error)
-    if isinstance(error, RemoteError):
-        name, message = error.type_name, error.message
+    if issubclass(cls, RemoteError):
+        remote = remote_of(error)
+        name, message = remote.type_name, remote.message
     else:
-        name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-        name, message = shown(name, _NAME_LENGTH), _text(error)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
-        trace = trace.tb_next
-    try:
-        lines = _encodable("".join(_formatted(cls, error, trace)))
-    except BaseException as broken:  # a foreign __getattr__, for `traceback` asks for notes and causes
-        where = "".join(traceback.format_tb(trace))
-        lines = f"{where}{name}: {message}\n(the exception could not be formatted: {type(broken).__name__})\n"
+        name, message = shown(type_name(cls), _NAME_LENGTH), text_of(error)
+    lines = traced(error)
     process = current_or_none()
     place = Place.here() if process is None else process.place
     return name, message, lines, failure.actor, place.host, place.pid
@@ -194,13 +199,13 @@ def unpack_failure(unpacking: Unpacking, data: memoryview) -> RemoteError:
     if fields[-1] is not None:
         try:
             stream, buffers = fields[-1]
-            if type(stream) is str:
-                original = _own(stream, buffers)
-            else:
-                original = put_together(pickling.loads(unpacking, stream, buffers))
-        except (Exception, SystemExit) as error:  # a foreign constructor may raise anything
+            found = _own(stream, buffers) if type(stream) is str else pickling.loads(unpacking, stream, buffers)
+            if not issubclass(type(found), BaseException):
+                raise TypeError(f"it became a {type_name(type(found))}")
+            original = found
+        except BaseException as error:  # a foreign constructor may raise anything
             named["remote_traceback"] += (
-                f"\n(the exception could not be rebuilt here: {type(error).__name__}: {_text(error)})"
+                f"\n(the exception could not be rebuilt here: {type_name(type(error))}: {text_of(error)})"
             )
     return make_remote_error(original, named)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from zcactor.execution.failure import log_failure
 from zcactor.rpc.messages import Status
 from zcactor.rpc.stream import STREAM_WINDOW
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from zcactor.rpc.incoming import Incoming
 
 __all__ = ["AsyncProducer", "SyncProducer"]
-
-logger = logging.getLogger("zcactor")
 
 _Pack = Callable[[Any], tuple[Any, Any, int]]
 
@@ -103,8 +101,8 @@ class SyncProducer:
         """Close the generator after a failure that may not have been its own, such as an item that cannot be packed."""
         try:
             self._generator.close()
-        except BaseException:  # the caller has its answer, so this exception can only be logged
-            logger.exception("a generator raised while it was being closed after a failure")
+        except BaseException as error:  # the caller has its answer, so this exception can only be logged
+            log_failure("a generator raised while it was being closed after a failure", error)
 
     def step(self) -> None:
         """Send one item, then queue the next step behind the waiting calls."""

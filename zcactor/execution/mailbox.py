@@ -14,7 +14,6 @@ the actor's own context (NumPy's allocator is set there). The loop's thread alon
 from __future__ import annotations
 
 import contextvars
-import logging
 import threading
 from collections import deque
 from queue import Empty, SimpleQueue
@@ -31,11 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane", "Mailbox"]
 
-logger = logging.getLogger("zcactor")
-
 _THREADED = frozenset({int(MethodKind.SYNC), int(MethodKind.GENERATOR)})
 _INLINE = int(MethodKind.INLINE)
-_UNANSWERED = "%s: a call could not be answered"
 
 
 class Lane:
@@ -68,6 +64,8 @@ class Mailbox:
         start_async: ``start_async(incoming, spec, lane)`` makes the task.
         run_inline: ``run_inline(incoming, spec)`` runs a call on the loop.
         enter_thread: called at each thread's start; with `threads` once in each context of methods.
+        lost: ``lost(error)`` is called when a call or a thread ends by an exception that was not answered, or no thread
+            can be started: a caller may wait for ever. Any thread may call it.
         threads: threads for the sync calls; None for threads of the mailbox's own.
     """
 
@@ -83,6 +81,7 @@ class Mailbox:
         start_async: Callable[[Incoming, MethodSpec, Lane], None],
         run_inline: Callable[[Incoming, MethodSpec], None],
         enter_thread: Callable[[], None],
+        lost: Callable[[BaseException], None],
         threads: Runner | None = None,
     ) -> None:
         self.name = name
@@ -94,6 +93,7 @@ class Mailbox:
         self._start_async = start_async
         self._run_inline = run_inline
         self._enter_thread = enter_thread
+        self._lost = lost
         self.lanes: dict[Any, Lane] = {}
         """The lanes by the caller's session."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
@@ -293,16 +293,27 @@ class Mailbox:
 
     def _add_thread(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self.name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            if not self._threads:
+                self._lost(error)
+            return
         self._threads.append(thread)
-        thread.start()
 
     def _work(self) -> None:
-        self._enter_thread()
+        try:
+            self._enter_thread()
+            self._serve()
+        except BaseException as error:  # one that another thread has set in this one, between two calls
+            self._lost(error)
+
+    def _serve(self) -> None:
         queue = self._queue
         get, empty, run, lock = queue.get, queue.empty, self._run_sync, self._count_lock
         while True:
             work = get()
-            if type(work) is tuple:  # as in `_do`, with one function call less
+            if type(work) is tuple:  # as in `_do`
                 try:
                     incoming, spec, lane = work
                     with lock:
@@ -310,8 +321,8 @@ class Mailbox:
                     if lane.held:
                         self.loop.call_soon_threadsafe(self._pump, lane)
                     run(incoming, spec, not empty())
-                except BaseException:  # likewise
-                    logger.exception(_UNANSWERED, self.name)
+                except BaseException as error:  # likewise
+                    self._lost(error)
                 del incoming, lane
             elif work is None:
                 return
@@ -333,8 +344,8 @@ class Mailbox:
                 self._run_sync(incoming, spec, not empty())
             else:
                 work()
-        except BaseException:  # exceptions of methods were answered; a defect here must not end the actor's thread
-            logger.exception(_UNANSWERED, self.name)
+        except BaseException as error:  # exceptions of methods were answered
+            self._lost(error)
 
     # ---------------------------------------------------------------- shared threads
 
@@ -352,7 +363,11 @@ class Mailbox:
             context = self._contexts.pop() if self._contexts else None
         if context is None:
             context = contextvars.Context()
-            context.run(self._enter_thread)
+            try:
+                context.run(self._enter_thread)
+            except BaseException as error:
+                self._lost(error)
+                return
         context.run(self._empty_queue)
         with self._count_lock:
             self._contexts.append(context)

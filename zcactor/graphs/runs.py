@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zcactor import ids
+from zcactor.apart import bare
 from zcactor.api.future import ObjectRef, packed_result, value_of
 from zcactor.api.handle import ActorHandle
 from zcactor.errors import (
@@ -17,6 +18,7 @@ from zcactor.errors import (
     MailboxFull,
     RemoteError,
     ZcactorError,
+    remote_of,
 )
 from zcactor.graphs.layout import RUN_BITS, GraphLayout, NodeSlot, tasks_of
 from zcactor.graphs.share import KEY_NBYTES
@@ -152,7 +154,7 @@ class Runs:
             try:
                 await self._divide(ids.token(KEY_NBYTES), seats)
             except (RemoteError, ConnectionLost) as error:
-                original = error.original if isinstance(error, RemoteError) else error
+                original = remote_of(error).original if isinstance(error, RemoteError) else error
                 if not isinstance(original, LookupError | ZcactorError):
                     raise
                 before, seats = seats, [await seat_of(process, handle, lost=True) for handle in self.handles]
@@ -292,7 +294,7 @@ class Runs:
             try:
                 self._start(run)
             except Exception as error:  # an input that is lost, or has failed
-                run.call.fail(error.with_traceback(None))
+                run.call.fail(bare(error, None))
 
     def _start(self, run: _Run) -> None:
         share = self.share
@@ -329,7 +331,7 @@ class Runs:
         except ZcactorError as error:
             waiting, self._waiting = self._waiting, deque()
             for run in waiting:
-                run.call.fail(error.with_traceback(None))
+                run.call.fail(bare(error, None))
         finally:
             self._compiling = False
         if self.share is not None:
@@ -387,7 +389,7 @@ class Runs:
                 for each in found
             )
         except Exception as error:  # unpickling may raise anything, and it is raised where the run is awaited
-            call.fail(error.with_traceback(None))
+            call.fail(bare(error, None))
         else:
             call.complete_plain(values)
 

@@ -1,13 +1,16 @@
 """Array layouts on the wire: dtype codes, strides, and which part of an arena an array occupies.
 
 dtypes travel by *name*: NumPy's own string for simple ones, ``ml:<name>`` for ml_dtypes (whose ``str`` is ``<V2`` or
-worse ``<f1`` and would lose the type), and nested plain lists for structured ones. PEP 574 buffers are not used for
+worse ``<f1`` and would lose the type), and nested plain lists for structured ones; metadata, in which h5py keeps
+enumerations and types of strings, is pickled beside the name. PEP 574 buffers are not used for
 arrays, because NumPy keeps datetime64, ml_dtypes and strided arrays in-band there, which is a hidden copy.
 """
 
 from __future__ import annotations
 
+import pickle
 import re
+from pickle import PickleError
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ProtocolError
@@ -55,7 +58,8 @@ def is_shareable(dtype: np.dtype[Any]) -> bool:
 
 def dtype_code(dtype: np.dtype[Any]) -> Any:
     """Encode `dtype` as a plain value (str or nested list), which `dtype_from_code` decodes."""
-    code = known_codes.get(dtype)
+    # NumPy calls dtypes equal that differ in their metadata.
+    code = known_codes.get(dtype) if dtype.metadata is None else None
     if code is None:
         code = _make_code(dtype)
         if type(code) is str and len(known_codes) < _MAX_CACHED:
@@ -64,6 +68,15 @@ def dtype_code(dtype: np.dtype[Any]) -> Any:
 
 
 def _make_code(dtype: np.dtype[Any]) -> Any:
+    code = _bare_code(dtype)
+    if dtype.metadata is None:
+        return code
+    import cloudpickle
+
+    return ["meta", code, cloudpickle.dumps(dict(dtype.metadata))]
+
+
+def _bare_code(dtype: np.dtype[Any]) -> Any:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return ["sub", _make_code(base), list(shape)]
@@ -113,13 +126,16 @@ def _parse_code(code: Any, depth: int = 0) -> np.dtype[Any]:
             dtype = _simple(code)
         elif code[0] == "sub":
             dtype = np.dtype((_parse_code(code[1], depth + 1), tuple(code[2])))
+        elif code[0] == "meta":
+            # The peer has been authenticated, and sends other pickles, too.
+            dtype = np.dtype(_parse_code(code[1], depth + 1), metadata=pickle.loads(code[2]))
         else:
             dtype = _structured(code, depth)
     except ImportError as error:
         raise ProtocolError(
             f"an array of dtype {code!r} needs the package ml_dtypes here: pip install ml_dtypes"
         ) from error
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, PickleError, EOFError) as error:
         raise ProtocolError(f"{code!r} names no dtype: {error}") from error
     if not is_shareable(dtype):
         raise ProtocolError(f"{code!r} names a dtype whose elements are not plain bytes")

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.apart import type_name
 from zcactor.later import np
-from zcactor.marshal import spilling
+from zcactor.marshal import pickling, spilling
+from zcactor.marshal.explaining import explained
 from zcactor.marshal.move import (
     retire,
 )
@@ -106,6 +108,7 @@ class Marshaller:
         closed: list[Any] | None = None,
         direct: bool = False,
         payload_limit: int = 0,
+        first: int = 1,
     ) -> PackedMessage:
         """Pack the arguments of a call, in order. With keyword arguments the last element is their mapping.
 
@@ -119,10 +122,11 @@ class Marshaller:
             direct: the message goes straight to the process that runs the method.
             payload_limit: bytes of a payload that goes into no object of its own, as it is to be a value in another
                 message; 0 takes the eager limit.
+            first: number of the first argument in messages; 0 for a class, which its arguments follow.
 
         Raises:
             OutOfMemory: an array does not fit the store.
-            Exception: the error of pickling an argument.
+            Exception: the error of pickling an argument, which names the part of it.
         """
         limit = eager_limit or self.eager_limit
         if not kwargs and SCALARS.issuperset(map(type, args)):
@@ -140,9 +144,20 @@ class Marshaller:
             if kwargs:
                 encodable.append({name: packing.pack_argument(value) for name, value in kwargs.items()})
             packed = self._finish(packing, encodable, _KWARGS if kwargs else 0, payload_limit)
-        except BaseException:
+        except BaseException as error:
             reopen(packing.closed)
-            raise
+            named = [
+                (f"argument {number}" if number else type_name(args[0]), value)
+                for number, value in enumerate(args, first)
+            ]
+            named += [(f"argument {name}", value) for name, value in kwargs.items()]
+            found = explained(error, named, pickling.probe)
+            try:
+                if found is not None:
+                    raise found from None
+                raise
+            finally:
+                del found  # its traceback leads to this frame, and to the values
         if packing.moved and moved is not None:
             moved.extend(move.array for move in packing.moved)
         if closed is not None:
@@ -163,9 +178,15 @@ class Marshaller:
         packing = self._packing(self.store, self.copies, limit)
         try:
             return self._finish(packing, packing.pack(value), 0)
-        except BaseException:
+        except BaseException as error:
             reopen(packing.closed)
-            raise
+            found = explained(error, [("value", value)], pickling.probe)
+            try:
+                if found is not None:
+                    raise found from None
+                raise
+            finally:
+                del found  # its traceback leads to this frame, and to the values
 
     def _finish(self, packing: Packing, encodable: Any, flags: int, payload_limit: int = 0) -> PackedMessage:
         payload = encode(encodable)
@@ -224,7 +245,7 @@ class Marshaller:
 
         Raises:
             ProtocolError: the payload is malformed or refers outside its parts.
-            Exception: an error of unpickling a value.
+            BaseException: an error of unpickling a value, as it is.
         """
         idle = self._idle
         unpacking = idle.pop() if idle else Unpacking(self.store, self.copies, self.counters)
@@ -233,4 +254,5 @@ class Marshaller:
             return unpacking.value(payload, parts, flags)
         finally:
             unpacking.mapped.clear()
+            unpacking.foreign = None
             idle.append(unpacking)

@@ -140,8 +140,8 @@ class Packing:
         except NotPlain:
             del self.parts[parts:]
             del self.moved[moved:]
-            stream, buffers = pickling.dumps(self, value)
-            return Ext(Code.PICKLE, encode((buffers, stream)))
+        stream, buffers = pickling.dumps(self, value)  # out of the handler, which errors would name
+        return Ext(Code.PICKLE, encode((buffers, stream)))
 
     def _plain(self, value: Any, depth: int) -> Any:
         cls = type(value)
@@ -168,7 +168,7 @@ class Packing:
             if not all(type(key) is str or (type(key) is int and _INT64[0] <= key <= _INT64[1]) for key in value):
                 raise NotPlain
             return {self._plain(key, depth): self._plain(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, np.generic):
+        if issubclass(cls, np.generic):
             return pack_scalar(value)
         if may_be_on_gpu(cls) and (packed := pack_foreign(self, value)) is not None:
             return packed

@@ -7,6 +7,7 @@ PEP 574 buffers, see `zcactor.marshal.buffers`.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
@@ -15,10 +16,12 @@ from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 from weakref import WeakSet, ref
 
+from zcactor.apart import bare
 from zcactor.later import np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
 from zcactor.marshal.buffers import ArrayPacking, Buffers
+from zcactor.marshal.exceptions import Exceptions
 from zcactor.marshal.foreign import pack_foreign
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
@@ -32,6 +35,7 @@ class Pickling(ArrayPacking, Protocol):
     """The message that a pickle is part of, on its way out; see `zcactor.marshal.packing.Packing`."""
 
     authenticate: int
+    parts: list[Any]
 
     def pack_moved(self, move: Any) -> Any:
         """Encode an array that is handed over."""
@@ -42,6 +46,8 @@ class Pickling(ArrayPacking, Protocol):
 
 class Unpickling(Protocol):
     """The message that a pickle is part of, on its way in; see `zcactor.marshal.unpacking.Unpacking`."""
+
+    foreign: BaseException | None
 
     def unpack(self, code: int, data: memoryview) -> Any:
         """Decode the value of one extension."""
@@ -134,7 +140,7 @@ def _reduce_foreign(packing: Pickling, value: Any, module: str) -> Any:
     if may_be_on_gpu(type(value)) and (packed := pack_foreign(packing, value)) is not None:
         return _unpack, (packed.code, bytes(packed.data))
     arrow = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(value, arrow.Array):  # chunks, columns and frames consist of arrays
+    if arrow is not None and issubclass(type(value), arrow.Array):  # chunks, columns and frames consist of arrays
         return reduce_array(value, packing.allocate)
     if module == "torch" and "torch" in sys.modules:
         return _reduce_torch(value)
@@ -175,10 +181,51 @@ def _reduce_subclass(packing: Pickling, value: Any, cls: type[Any]) -> Any:
     return _subclass, (_Encoded(packing, value), cls, attributes)
 
 
+_CACHE: Final = type(functools.lru_cache(lambda: None))
+_WRAPPERS: Final = frozenset({_CACHE, functools.cached_property})
+_DISPATCH: Final = vars(type(lambda: 0))["__code__"].__get__(functools.singledispatch(lambda _: None))
+"""The code of all functions that `functools.singledispatch` makes."""
+
+
+def _reduce_wrapper(value: Any, cls: type) -> Any:
+    """Reduce what functools has made of a function that travels by value; NotImplemented where it travels by name."""
+    from cloudpickle import cloudpickle
+
+    if cls is functools.cached_property:
+        return _cached_property, (value.func,), (value.attrname, vars(value).get("__doc__")), None, None, _named
+    by_value_if_needed(value)
+    found = cloudpickle._lookup_module_and_qualname(value)
+    if found is not None and not cloudpickle._is_registered_pickle_by_value(found[0]):
+        return value.__qualname__ if cls is _CACHE else NotImplemented
+    if cls is _CACHE:
+        parameters = value.cache_parameters()
+        return _cached, (value.__wrapped__, parameters["maxsize"], parameters["typed"])
+    registry = dict(value.registry)
+    return functools.singledispatch, (registry.pop(object),), list(registry.items()), None, None, _register
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _cached_property(function: Any) -> Any:
+    return functools.cached_property(function)
+
+
+def _named(prop: Any, state: Any) -> None:
+    prop.attrname, prop.__doc__ = state
+
+
+def _register(dispatcher: Any, registry: Any) -> None:
+    for cls, function in registry:
+        dispatcher.register(cls, function)
+
+
 _NO_FILE: Final = "<dynamic-code>"
 """The name that cloudpickle 3.1.3 gives to the file of all code that it sends by value."""
 
 
+@functools.cache
 def _pickler_class() -> type[Any]:
     """Make the pickler's class. cloudpickle is imported on first use: most messages never need it."""
     import cloudpickle
@@ -188,9 +235,12 @@ def _pickler_class() -> type[Any]:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         packing: Pickling
+        exceptions: Exceptions
 
         def reducer_override(self, value: Any) -> Any:
             cls = type(value)
+            if issubclass(cls, BaseException):  # first, as other questions run code of its class
+                return self.exceptions.reduce(value)
             if cls is np.ndarray:
                 if is_shareable(value.dtype):
                     ext = self.packing.pack_array(value)
@@ -198,7 +248,9 @@ def _pickler_class() -> type[Any]:
                 if is_moved(value):
                     raise ValueError(UNUSABLE)
                 return NotImplemented
-            if cls is FunctionType or isinstance(value, type):
+            if cls in _WRAPPERS or (cls is FunctionType and value.__code__ is _DISPATCH):
+                return _reduce_wrapper(value, cls)
+            if cls is FunctionType or issubclass(cls, type):
                 if value not in _complete:
                     by_value_if_needed(value)
                 reduced = super().reducer_override(value)
@@ -220,7 +272,7 @@ def _pickler_class() -> type[Any]:
                 return _unpack, (entry[0], entry[1](self.packing, value))
             reduced = (
                 _reduce_subclass(self.packing, value, cls)
-                if isinstance(value, np.ndarray)
+                if issubclass(cls, np.ndarray)
                 else _reduce_foreign(self.packing, value, cls.__module__)
             )
             return super().reducer_override(value) if reduced is NotImplemented else reduced
@@ -228,28 +280,85 @@ def _pickler_class() -> type[Any]:
     return Pickler
 
 
-_Pickler: type[Any] | None = None
-
-
 def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     """Pickle `value`. Returns the stream, and one encoded extension per out-of-band buffer.
+
+    Exceptions within it keep their types at any depth: where something in one cannot be pickled, all of it but that is.
 
     Raises:
         Exception: the error of the value's own reduction (TypeError, pickle.PicklingError and others).
     """
-    global _Pickler
-    if _Pickler is None:
-        _Pickler = _pickler_class()
+    mark = len(packing.parts)
+    exceptions = Exceptions(None)
+    try:
+        return _dumps(packing, value, exceptions)
+    except Exception:
+        if not exceptions.found:
+            raise
+    del packing.parts[mark:]
+
+    def attempt(part: Any) -> BaseException | None:
+        before = len(packing.parts)
+        try:
+            _dumps(packing, part, thorough)
+        except Exception as error:
+            return error
+        finally:
+            del packing.parts[before:]
+        return None
+
+    thorough = Exceptions(attempt)
+    return _dumps(packing, value, thorough)
+
+
+def _dumps(packing: Pickling, value: Any, exceptions: Exceptions) -> tuple[bytes, list[bytes]]:
     buffers = Buffers(packing)
     file = io.BytesIO()
-    pickler = _Pickler(file, protocol=5, buffer_callback=buffers.keep)
+    pickler = _pickler_class()(file, protocol=5, buffer_callback=buffers.keep)
     pickler.packing = packing
+    pickler.exceptions = exceptions
     outer, packing.authenticate = packing.authenticate, 1
     try:
         pickler.dump(value)
         return file.getvalue(), buffers.packed()
     finally:
         packing.authenticate = outer
+
+
+def probe(value: Any) -> BaseException | None:
+    """The error of pickling `value` without the arrays in it, and without a message; None when it can be pickled."""
+    pickler = _prober_class()(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
+    pickler.exceptions = Exceptions(lambda _: None)  # parts that cannot be pickled are left behind
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        return bare(error, None)
+    return None
+
+
+_LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "pyarrow", "cupy", "numba"})
+"""Libraries with arrays of their own."""
+
+
+@functools.cache
+def _prober_class() -> type[Any]:
+    """Make the class of a pickler that takes arrays, handles and references for nothing."""
+
+    class Prober(_pickler_class()):  # type: ignore[misc]
+        packing: Any = None
+
+        def reducer_override(self, value: Any) -> Any:
+            cls = type(value)
+            if (
+                cls is Move
+                or cls in registered
+                or (issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)))
+                or cls.__module__.partition(".")[0] in _LIBRARIES
+            ):
+                return int, ()
+            return super().reducer_override(value)
+
+    return Prober
 
 
 def loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
@@ -263,7 +372,7 @@ def loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
     if found is not None:
         return found
     value = _loads(unpacking, stream, buffers)
-    if isinstance(value, type) and value in _complete and len(stream) <= CLASS_NBYTES:
+    if issubclass(type(value), type) and value in _complete and len(stream) <= CLASS_NBYTES:
         if len(_classes) >= CLASSES:
             _classes.clear()
         _classes[stream] = ref(value)
@@ -275,5 +384,8 @@ def _loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
     _active.unpacking = unpacking
     try:
         return pickle.loads(stream, buffers=[unpacking.unpack(Code.ARRAY, memoryview(b)) for b in buffers])
+    except BaseException as error:
+        unpacking.foreign = error
+        raise
     finally:
         _active.unpacking = previous

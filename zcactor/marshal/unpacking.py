@@ -49,7 +49,7 @@ _SPILLED: Final = int(Flags.SPILLED)
 class Unpacking:
     """One payload on its way in. The object is reused, and holds the parts of the current payload."""
 
-    __slots__ = ("_decode", "copies", "counters", "mapped", "ours", "parts", "store")
+    __slots__ = ("_decode", "copies", "counters", "foreign", "mapped", "ours", "parts", "store")
 
     def __init__(self, store: Store, copies: CopyCounter, counters: Counters) -> None:
         self.store = store
@@ -60,6 +60,8 @@ class Unpacking:
         """Bytes of the current message that were counted as mapped: a message that names them twice maps them once."""
         self.ours = False
         """Whether nobody else gets the value: arrays whose bytes lie in the payload can be written to."""
+        self.foreign: BaseException | None = None
+        """The exception that the user's own unpickling has raised last."""
         self._decode = msgspec.msgpack.Decoder(ext_hook=self.unpack).decode
 
     def value(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
@@ -67,6 +69,7 @@ class Unpacking:
 
         Raises:
             ProtocolError: the payload is malformed.
+            BaseException: the exception of the user's own unpickling, as it is.
         """
         if flags & _SPILLED:
             payload, parts = self._spilled(payload, parts), parts[1:]
@@ -74,6 +77,8 @@ class Unpacking:
         try:
             return self._decode(payload)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            if error is self.foreign:
+                raise
             raise ProtocolError(f"a payload of {len(payload)} bytes is malformed: {error}") from error
         finally:
             self.parts = outer

@@ -85,6 +85,8 @@ static int lay(Wire *self, Frame *frame, Py_ssize_t index, PyArrayObject *array)
     laid->descr = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(array));
     laid->data = PyArray_DATA(array);
     laid->nbytes = PyArray_NBYTES(array);
+    PyObject *metadata = PyDataType_METADATA(laid->descr);
+    if (metadata && metadata != Py_None) return 0; /* a dtype without it is equal, and would be found */
     PyObject *code = PyDict_GetItemWithError(self->given[CODES], (PyObject *)laid->descr);
     if (!code || !PyUnicode_CheckExact(code) || !PyUnicode_IS_COMPACT_ASCII(code) ||
         PyUnicode_GET_LENGTH(code) > MAX_CODE)

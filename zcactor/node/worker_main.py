@@ -24,6 +24,7 @@ from zcactor.control.head import agent_interface
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.execution.actor_runner import current_call
 from zcactor.interface import Interface, shown
 from zcactor.node.numeric_threads import follow_cpus, follow_environment, read_too_early
 from zcactor.objectstore.store import Store
@@ -117,10 +118,12 @@ class Worker:
         await dawdle("construct")
         try:
             await host.construct(lambda: actor_class(*args, **kwargs))
-        except BaseException as error:
+        except BaseException:
             process.hosts.by_index.pop(index, None)
             host.close()
-            error.__zcactor_label__ = label  # type: ignore[attr-defined]  # so that the failure names the actor
+            asked = current_call.get()
+            if asked is not None:
+                asked.blamed = label
             raise
 
     async def stop(self, index: int) -> None:
@@ -225,9 +228,13 @@ class Worker:
     def gpu_broke(self, error: DeviceError) -> None:
         """Have the agent of this node end this process, whose actor can use its GPU no more. Actors that may restart
         get another process."""
-        logger.error("this process can use its GPU no more and ends: %s", error)
+        self.give_up(f"its GPU cannot be used: {error}")
+
+    def give_up(self, reason: str) -> None:
+        """Have the agent of this node end this process, which cannot go on for `reason`. On the loop's thread."""
+        logger.error("this process ends: %s", reason)
         flush_output()
-        self.process.tasks.start(self._report_broken(f"its process ended itself, as its GPU cannot be used: {error}"))
+        self.process.tasks.start(self._report_broken(f"its process ended itself: {reason}"))
 
     async def _report_broken(self, cause: str) -> None:
         try:
@@ -337,6 +344,7 @@ async def serve(process: Process, node: str, *, alone: bool = False) -> None:
     worker.alone = alone
     process.system.worker = worker
     process.broken_gpus.on_broken = worker.gpu_broke
+    process.broken_gpus.give_up = worker.give_up
     process.sessions.node = bytes.fromhex(node)
     await process.endpoint.start(process.connections.accepted)
     process.connections.on_lost = worker.session_lost

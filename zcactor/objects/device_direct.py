@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.apart import bare
 from zcactor.errors import ConnectionLost, DeviceError, ObjectLost, OutOfMemory, ProtocolError
 from zcactor.objects.device_card import prove, registered
 from zcactor.objects.device_pieces import DevicePieces
@@ -120,7 +121,7 @@ class DirectReads:
         try:
             return await prove(self._tasks, memory, gpu, self._pieces.stream(gpu))
         except OutOfMemory as error:
-            return error.with_traceback(None)
+            return bare(error, None)
         except DeviceError as error:  # there is no stream
             return str(error)
 

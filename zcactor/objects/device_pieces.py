@@ -13,6 +13,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zcactor.apart import bare
 from zcactor.errors import ConnectionLost, NotInitialized, ObjectLost, ProtocolError, ZcactorError
 from zcactor.later import np
 from zcactor.objects.device_waiting import copied, until_done
@@ -310,7 +311,7 @@ class DevicePieces:
                 except (ZcactorError, OSError) as error:
                     starts.clear()
                     # The error of a time-out refers to this task: it may not keep the frames with the memory.
-                    return error.with_traceback(None)
+                    return bare(error, None)
                 except BaseException:
                     starts.clear()
                     raise

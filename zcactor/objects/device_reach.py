@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+from zcactor.apart import bare
 from zcactor.errors import (
     ConnectionLost,
     DeviceError,
@@ -20,6 +21,7 @@ from zcactor.errors import (
     ProtocolError,
     RemoteError,
     ZcactorError,
+    remote_of,
 )
 from zcactor.later import np
 from zcactor.marshal.values import Code, unpackers
@@ -232,7 +234,7 @@ class DeviceReach:
             try:
                 values = await self._requests.ask(owner, "device_bytes", lease.id, lease.offset, lease.nbytes)
             except RemoteError as error:
-                if not isinstance(error.original, OutOfMemory):
+                if not isinstance(remote_of(error).original, OutOfMemory):
                     raise
             else:
                 if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape == (lease.nbytes,):
@@ -275,9 +277,9 @@ class DeviceReach:
 def _lost(error: Exception) -> LostPart:
     """The part of an array that could not be copied. The error loses its traceback, which refers to memory: others may
     keep the error, as a session keeps that of its end."""
-    error = error.with_traceback(None)
-    found = error.original if isinstance(error, RemoteError) else error
-    full = found.with_traceback(None) if isinstance(found, OutOfMemory) else None
+    error = bare(error, None)
+    found = remote_of(error).original if isinstance(error, RemoteError) else error
+    full = bare(found, None) if isinstance(found, OutOfMemory) else None
     return LostPart(f"an array on a GPU could not be copied here: {found}", full)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
+from zcactor.apart import bare
 from zcactor.errors import DeviceError, ObjectLost
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ async def _outcome(gpu: GpuMemory, stream: int, kept: object) -> DeviceError | N
             await _told(gpu, stream)
             await until_done([moment])
     except DeviceError as error:
-        failure = error.with_traceback(None)
+        failure = bare(error, None)
     pause = _FIRST_PAUSE
     while failure is not None and not failure.fatal and not gpu.events.is_idle(stream):
         await asyncio.sleep(pause)

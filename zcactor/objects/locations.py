@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
+from zcactor.apart import bare
 from zcactor.buggify import buggify, dawdle
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
 from zcactor.objects.holders import granted, reached
@@ -63,7 +64,7 @@ class LostPart:
 
     def raise_error(self) -> NoReturn:
         """Raise the reason of the loss: `ObjectLost`, or the error that the part was given."""
-        raise ObjectLost(self.reason) if self._error is None else self._error.with_traceback(None)
+        raise ObjectLost(self.reason) if self._error is None else bare(self._error, None)
 
     @property
     def __array_interface__(self) -> Any:
@@ -237,7 +238,7 @@ class Locations:
             else:
                 holder = await self._pull(kind, lease.owner, lease, authenticate, sealed)
         except OutOfMemory as error:
-            return Part(kind, LostPart(f"there is no room for it here: {error}", error.with_traceback(None)), 0, 0)
+            return Part(kind, LostPart(f"there is no room for it here: {error}", bare(error, None)), 0, 0)
         except (ZcactorError, OSError) as error:
             return Part(kind, LostPart(f"it could not be brought here: {error}"), 0, 0)
         return Part(kind, holder, holder.offset, nbytes, authenticate)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
 from zcactor.api.passing import OwnRef, RefHolder
-from zcactor.errors import ConnectionLost, ObjectLost, RemoteError, ZcactorError
+from zcactor.errors import ConnectionLost, ObjectLost, RemoteError, ZcactorError, remote_of
 from zcactor.objects.exports import Exports
 from zcactor.objects.locations import LostPart
 from zcactor.rpc.call import Call
@@ -101,7 +101,8 @@ class Promises:
             owner = await self._connections.connect(holder.owner)
             sealed = await self._requests.ask(owner, "fetch", holder.id)
         except RemoteError as error:
-            call.fail(error.original if isinstance(error.original, ZcactorError) else error)
+            original: Any = remote_of(error).original
+            call.fail(original if issubclass(type(original), ZcactorError) else error)
         except ConnectionLost as error:
             call.fail(ObjectLost(f"the process that owns {call.label or 'the value'} is gone: {error}"))
         except (Exception, asyncio.CancelledError) as error:  # any error: the value could not be had, or read

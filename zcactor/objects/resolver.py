@@ -11,9 +11,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zcactor.apart import bare
 from zcactor.api.handle import ActorHold
 from zcactor.api.passing import OwnRef, RefHolder
-from zcactor.errors import ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError
+from zcactor.errors import ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError, remote_of
 from zcactor.objects.device_reach import DeviceReach
 from zcactor.objects.holders import granted, reached
 from zcactor.objects.locations import LostPart, outcome
@@ -207,7 +208,7 @@ class Resolver:
                 await session.connection.open_writable()
             return reached(session, ours, holder)
         except (ZcactorError, OSError) as error:
-            found = error.original if isinstance(error, RemoteError) else error
-            full = found.with_traceback(None) if isinstance(found, OutOfMemory) else None
+            found = remote_of(error).original if isinstance(error, RemoteError) else error
+            full = bare(found, None) if isinstance(found, OutOfMemory) else None
             text = f"its owner has ended ({failure}), and it is not to be had from whoever passed it on: {found}"
             return Part(region.kind, LostPart(text, full), 0, 0)

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.api.future import ObjectRef
-from zcactor.errors import ConnectionLost, RemoteError, ZcactorError
+from zcactor.errors import ConnectionLost, RemoteError, ZcactorError, remote_of
 from zcactor.rpc.call import Call
 
 if TYPE_CHECKING:
@@ -102,8 +102,9 @@ class Requests:
         try:
             return await self._ask(session, index, interface, method, args)
         except RemoteError as error:
-            if isinstance(error.original, ZcactorError | ValueError | TypeError):
-                raise error.original from None
+            original = remote_of(error).original
+            if issubclass(type(original), ZcactorError | ValueError | TypeError):
+                raise original from None  # type: ignore[misc]
             raise
 
     async def delivered(self, sessions: Sessions) -> None:

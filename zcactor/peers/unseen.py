@@ -6,7 +6,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from zcactor.errors import RemoteError
+from zcactor.apart import text_of, type_name
+from zcactor.errors import RemoteError, remote_of
 from zcactor.interface import shown
 
 if TYPE_CHECKING:
@@ -110,5 +111,8 @@ class Unseen:
 
 def _cause(error: BaseException) -> str:
     """The text of an error in a line. The text of a remote error is that of its original, which lacks the type."""
-    text = f"{error.type_name}: {error.message}" if isinstance(error, RemoteError) and error.message else str(error)
-    return shown(text or type(error).__name__, _CAUSE_LENGTH)
+    text = text_of(error)
+    if issubclass(type(error), RemoteError):
+        remote = remote_of(error)
+        text = f"{remote.type_name}: {remote.message}" if remote.message else text
+    return shown(text or type_name(type(error)), _CAUSE_LENGTH)

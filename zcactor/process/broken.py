@@ -21,11 +21,14 @@ class BrokenGpus:
 
     Attributes:
         on_broken: called once, on the loop, with the first error; None where the process goes on without its GPUs.
+        give_up: ends the process for the reason given, as its actors cannot go on; None where it has other things to
+            do. On the loop's thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
         self.on_broken: Callable[[DeviceError], object] | None = None
+        self.give_up: Callable[[str], object] | None = None
 
     def note(self, error: DeviceError) -> None:
         """Note an error after which a GPU cannot be used. Any thread may call it."""

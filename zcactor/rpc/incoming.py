@@ -67,6 +67,8 @@ class Incoming:
     """The producer of a generator method."""
     host: Any = None
     """The actor that took the call."""
+    blamed = ""
+    """The actor that a failure of the call names; empty for the actor that took the call."""
     forwards: Any = None
     """The FORWARD frames that the call has got, as a list of number, key and id of the process to push to; or None."""
 

@@ -7,6 +7,7 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.apart import bare
 from zcactor.errors import ProtocolError
 from zcactor.rpc.messages import Status
 
@@ -126,7 +127,7 @@ class Stream:
         call.retrieved = True
         self._closed = True
         if call.error is not None:
-            raise call.error.with_traceback(None)
+            raise bare(call.error, None)
         if call.status == Status.ERROR:
             raise self._unpack(call.payload, call.parts, call.flags)
         raise StopAsyncIteration

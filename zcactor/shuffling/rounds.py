@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zcactor.api.handle import ActorHandle
-from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, RemoteError
+from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, RemoteError, remote_of
 from zcactor.interface import MethodKind
 from zcactor.process.context import current
 
@@ -142,12 +142,12 @@ class _Asked:
 
     async def result(self) -> Any:
         """The answer, once. Errors are those of a call of the actor itself."""
-        failure: BaseException | None = None
+        failure: Any = None
         try:
             return await self._ref
         except RemoteError as error:
-            failure = error.original
-            if not isinstance(failure, RemoteError | ValueError | TypeError):  # these name the actor themselves
+            failure = remote_of(error).original
+            if not issubclass(type(failure), RemoteError | ValueError | TypeError):  # these name the actor themselves
                 raise
         except ConnectionLost as error:
             remote = self._handle._remote

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from zcactor.errors import RemoteError, ZcactorError
+from zcactor.errors import RemoteError, ZcactorError, remote_of
 from zcactor.ids import ActorId
 from zcactor.process.context import current_host
 
@@ -150,7 +150,7 @@ class Record:
     def fail(self, operation: Operation, error: BaseException) -> None:
         """Note that a call has ended with an error."""
         if isinstance(error, RemoteError):  # the method has run, and raised
-            self.end(operation, f"remote {type(error.original or error).__name__}", maybe=True)
+            self.end(operation, f"remote {type(remote_of(error).original or error).__name__}", maybe=True)
         else:
             self.end(operation, type(error).__name__, getattr(error, "maybe_executed", None))
 

@@ -1,0 +1,160 @@
+"""Objects that the user passes arrive as they are, or the error names the part that cannot travel."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcactor as zc
+from tests import carried
+from zcactor.config import Config
+
+PATIENCE = 60.0
+EAGER = Config().eager_limit
+
+
+async def _failure(call: Any) -> BaseException:
+    try:
+        found = await call
+    except BaseException as error:
+        return error
+    raise AssertionError(f"it gave {found!r}")
+
+
+async def test_errors_of_unpickling_are_told_as_they_are() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        carrier: Any = await carried.Carrier.spawn()
+        for name, (make, kind) in carried.RAISING.items():
+            quiet = issubclass(kind, Exception)
+            for take in (carrier.take, carrier.take_inline, carrier.take_async):
+                for value in (make(), [make()]):
+                    error = await _failure(take(value))
+                    assert isinstance(error, kind if quiet else zc.RemoteError), (name, error)
+                    assert not isinstance(error, zc.ProtocolError)
+            # a promise among the arguments: they are unpickled before the method's turn
+            error = await _failure(carrier.take(make(), carrier.call(carrier.note, 1)))
+            assert isinstance(error, kind if quiet else zc.RemoteError), (name, error)
+            error = await _failure(carrier.give(name))
+            assert type(error) is kind, (name, error)
+            error = await _failure(zc.put(make()))
+            assert type(error) is kind, (name, error)
+            assert await carrier.take(1) == 1
+
+
+async def test_a_method_of_a_handle_travels_as_the_handle_does() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        first: Any = await carried.Carrier.spawn()
+        second: Any = await carried.Carrier.spawn()
+        for number, method in enumerate(
+            [first.note, first.note.options(timeout=30), functools.partial(first.note), lambda n: first.note(n)], 1
+        ):
+            assert await second.call(method, 7) == number
+        assert await second.drain(first.numbers, 3) == [0, 1, 2]
+        assert await second.echo({"back": first.note}) == {"back": first.note}
+        again = await second.echo(first.note.options(timeout=30))
+        assert again == first.note.options(timeout=30) != first.note
+        assert hash(await second.echo(first.note)) == hash(first.note)
+        assert first.note != second.note != 3
+        assert copy.copy(first.note) == copy.deepcopy(first.note) == first.note
+        assert first.note.__name__ == "note"
+
+
+def _colours(count: int, colours: Any) -> np.ndarray[Any, Any]:
+    return np.zeros(count, np.dtype("i1", metadata=colours))
+
+
+async def test_metadata_of_dtypes_is_kept() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        carrier: Any = await carried.Carrier.spawn()
+        for count in (0, 1, EAGER - 1, EAGER, EAGER + 1):
+            await _check_metadata(carrier, count)
+
+
+async def _check_metadata(carrier: Any, count: int) -> None:
+    colours = {"enum": {"RED": 0, "GREEN": 1}}
+    plain = np.zeros(count, "i1")
+    assert await carrier.metadata(plain) is None
+    for metadata in (colours, {"vlen": str}):
+        array = _colours(count, metadata)
+        assert await carrier.metadata(array) == metadata
+        assert await carrier.metadata(array[::-1]) == metadata
+        back = await carrier.echo(array)
+        assert back.dtype.metadata == metadata and back.tobytes() == array.tobytes()
+        nested = await carrier.echo([{"a": array}, plain])
+        assert nested[0]["a"].dtype.metadata == metadata and nested[1].dtype.metadata is None
+        assert (await zc.put(array)).dtype.metadata == metadata
+        handed = await carrier.echo(zc.move(array.copy()))
+        assert handed.dtype.metadata == metadata
+    inner = np.dtype("i1", metadata=colours)
+    record = np.zeros(count, np.dtype([("c", inner), ("d", inner, (2,))], metadata={"kind": "table"}))
+    for found in (await carrier.echo(record), await carrier.echo(record.view(np.recarray))):
+        assert found.dtype == record.dtype
+        assert found.dtype.fields["c"][0].metadata == colours
+        assert found.dtype.fields["d"][0].subdtype[0].metadata == colours
+    assert (await carrier.echo(record)).dtype.metadata == {"kind": "table"}
+    assert await carrier.metadata(plain) is None
+
+
+async def test_errors_of_pickling_name_the_part_and_what_to_do() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        carrier: Any = await carried.Carrier.spawn()
+        value = {"model": [carried.nothing()], "array": np.ones(EAGER), 3: (1,)}
+        next_step = "pass a list of its items, or yield them from a generator method"
+        what = r"""cannot be sent: it is of type generator \(cannot pickle 'generator' object\); """ + next_step
+        for make, path in (
+            (lambda: carrier.take(1, value), r"""argument 2\["model"\]\[0\]"""),
+            (lambda: carrier.take(1, other=[value]), r"""argument other\[0\]\["model"\]\[0\]"""),
+            (lambda: zc.put(value), r"""value\["model"\]\[0\]"""),
+            (lambda: zc.spawn(carried.Holding, value), r"""argument 1\["model"\]\[0\]"""),
+        ):
+            with pytest.raises(TypeError, match=f"^{path} {what}$") as caught:
+                await make()
+            assert caught.value.__suppress_context__ and caught.value.__cause__ is None
+        for failing in (carrier.generator(), carrier.items().__anext__()):
+            error = await _failure(failing)
+            assert isinstance(error, TypeError)
+            assert str(error).startswith('value["model"][0] cannot be sent: it is of type generator')
+            assert "NotPlain" not in str(vars(error)["__notes__"])
+        with pytest.raises(TypeError, match=r"""^argument 1\.held\["log"\] cannot be sent"""):
+            await carrier.take(carried.Holder({"log": threading.Lock()}))
+        with pytest.raises(TypeError, match="make one in the process that uses it"):
+            await carrier.take([threading.Lock()])
+        with pytest.raises(ZeroDivisionError) as kept:
+            await carrier.take([carried.Dividing()])
+        assert kept.value.__notes__ == [
+            "argument 1[0] cannot be sent: it is of type tests.carried.Dividing (division by zero); pass the data that "
+            "it consists of, or let its class say how it is pickled, by __reduce__"
+        ]
+        assert await carrier.take(1) == 1
+
+
+PROGRAM = Path(__file__).with_name("script_of_caches.py")
+
+
+def test_caches_in_a_script_travel_and_locks_are_named() -> None:
+    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[:5] == [
+        "Cached [0, 1, 2] True",
+        "Property [1]",
+        "Recursive 55",
+        "Dispatch int list of int",
+        "Method int",
+    ]
+    module = "travels by value, with all that it names, because others cannot import it: put it into a module"
+    assert [line.partition(" cannot be sent: it is of type ")[0] for line in lines[5:]] == [
+        "__main__.Locked.get global 'LOCK'",
+        "__main__.ClassLock.lock",
+        "__main__.Variable.get global 'VARIABLE'",
+    ]
+    assert all(line.endswith(f"the class {line.split('.')[1].split()[0]} {module}") for line in lines[5:])

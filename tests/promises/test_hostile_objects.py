@@ -1,0 +1,117 @@
+"""Exceptions that are hostile to all that touch them reach the caller, and harm nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+import zcactor as zc
+from tests import hostile
+
+PATIENCE = 60.0
+_cause = vars(BaseException)["__cause__"].__get__
+_exceptions = vars(BaseExceptionGroup)["exceptions"].__get__
+_args = vars(BaseException)["args"].__get__
+
+
+async def _failure(call: Awaitable[Any]) -> BaseException:
+    """The exception of a call that fails."""
+    try:
+        found = await call
+    except BaseException as error:
+        return error
+    raise AssertionError(f"it gave {found!r}")
+
+
+async def _second(stream: Any, kind: str, form: str) -> Any:
+    """The second item of a stream of two."""
+    items = [item async for item in stream(kind, form)]
+    assert items[0] == "first" and len(items) == 2
+    return items[1]
+
+
+def _check_kind(error: BaseException, kind: str) -> None:
+    """Check that an error is what its actor raised, as far as it can travel."""
+    cls: Any = hostile.KINDS[kind]
+    if kind == "Leaving":
+        assert type(error) is zc.RemoteError and error.remote.type_name == "tests.hostile.Leaving"
+        return
+    assert cls in type(error).__mro__, type(error)
+    if kind == "Masked":
+        assert cls.kept.__get__(error) == 7 and _args(error) == ("masked", 2)
+    if kind == "Keeping":
+        assert vars(error)["code"] == 7 and "lock" not in vars(error)
+        assert "field 'lock' (TypeError: cannot pickle '_thread.lock' object)" in vars(error)["__notes__"][0]
+        assert _args(error) == ("keeping", "<generator>")
+    if kind == "Ring":
+        assert type(_cause(error)) is ValueError
+        assert hostile.Ring in type(vars(error)["itself"]).__mro__
+
+
+async def _check(call: Callable[[str, str], Awaitable[Any]], kind: str, *, lists: bool = True) -> None:
+    """Check all forms of one kind in one way to raise."""
+    _check_kind(await _failure(call(kind, "alone")), kind)
+    group = await _failure(call(kind, "in a group"))
+    if kind == "Leaving":
+        assert type(group) is zc.RemoteError
+    else:
+        first, other = _exceptions(group)
+        _check_kind(first, kind)
+        assert type(other) is ValueError
+    outer = await _failure(call(kind, "as a cause"))
+    assert isinstance(outer, ValueError)
+    if kind == "Leaving":
+        assert type(_cause(outer)) is hostile.Leaving
+    else:
+        _check_kind(_cause(outer), kind)
+    if lists:
+        found = await call(kind, "in a list")
+    else:
+        error = await _failure(call(kind, "in a list"))
+        assert isinstance(error, ValueError)
+        found = error.args[0]
+    assert [found[0], found[2]] == [0, 2]
+    if kind == "Leaving":
+        assert type(found[1]) is hostile.Leaving
+    else:
+        _check_kind(found[1], kind)
+
+
+@pytest.mark.parametrize("kind", hostile.KINDS)
+async def test_a_hostile_exception_reaches_the_caller_and_harms_no_other_call(kind: str) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        raiser: Any = await hostile.Raiser.spawn()
+        other = raiser.gather()
+        for way in (raiser.plain, raiser.early, raiser.late, raiser.inline):
+            await _check(way, kind)
+        for stream in (raiser.generator, raiser.async_generator):
+            await _check(partial(_second, stream), kind)
+        await _check(lambda kind, form: hostile.Made.spawn(kind, form), kind, lists=False)
+        shared = hostile.Made.options(process="shared")
+        neighbour: Any = await shared.spawn(kind, "")
+        await _check(lambda kind, form: shared.spawn(kind, form), kind, lists=False)
+        async with zc.graph() as graph:
+            form = graph.input()
+            graph.output(raiser.step.bind(form, kind))
+        run = await graph.compile()
+        await _check(lambda _, form: run(form), kind)
+        assert await run("fine") == "fine"
+        assert all(await asyncio.gather(other, raiser.gather())), "each place of async methods is free"
+        assert all(await asyncio.gather(raiser.meet(), raiser.meet())), "no thread is missing"
+        assert await neighbour.ping() == "pong"
+        await run.close()
+        await zc.stop(raiser)
+
+
+async def test_an_actor_whose_thread_ends_dies_with_the_reason() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        struck: Any = await hostile.Struck.spawn()
+        assert await struck.ping() == "pong"
+        await struck.strike()
+        with pytest.raises(zc.ActorDied, match=r"a thread of Struck\(.*\) ended by KeyError"):
+            await struck.ping()
+        await zc.stop(struck)
