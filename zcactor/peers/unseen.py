@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from zcactor.errors import RemoteError
+from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, RemoteError
 from zcactor.interface import shown
 
 if TYPE_CHECKING:
@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
     from zcactor.rpc.call import Call
 
-__all__ = ["Unseen"]
+__all__ = ["ENDS", "Unseen"]
 
 logger = logging.getLogger("zcactor")
 QUIET: Final = 1.0
 """Seconds between two lines about one actor."""
 _CAUSE_LENGTH = 400
 """Characters of a cause in a line, at most."""
+
+
+ENDS = (ActorDied, ActorUnavailable, ConnectionLost)
+"""The errors of calls whose actor has ended."""
 
 
 class _Told:
@@ -51,6 +55,8 @@ class Unseen:
         self._actors: dict[str, _Told] = {}
         """Actors about which a line was written within the last `QUIET` seconds."""
         self._closed = False
+        self.ending = False
+        """Whether this process ends its actors, so that their ends are no failures."""
 
     def note(self, call: Call) -> None:
         """Note a failure that nobody can retrieve any more. Any thread may call this, also during garbage collection:
@@ -77,7 +83,7 @@ class Unseen:
             told = self._actors.get(call.actor_label)
             if told is None or not told.count:
                 error = self._failure(call)
-                if error is None:
+                if error is None or (self.ending and isinstance(error, ENDS)):
                     continue
                 if told is None:
                     told = self._actors[call.actor_label] = _Told()
