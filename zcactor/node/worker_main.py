@@ -30,6 +30,7 @@ from zcactor.objectstore.store import Store
 from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process import context
 from zcactor.process.loops import new_event_loop
+from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Flags
 
 if TYPE_CHECKING:
@@ -219,8 +220,24 @@ class Worker:
         ]
         if idle:
             await asyncio.wait(idle, timeout=grace)
+        await self._hand_over()
         flush_output()
         self.process.loop.call_soon(self.finish)
+
+    async def _hand_over(self) -> None:
+        """Have the peers get what they refer to here, while this process has it. They keep arrays that they map."""
+        asked = []
+        for session in self.process.sessions.all():
+            if session.peer_process == self.process.process or session.closed is not None:
+                continue
+            known = [kept.export_id for kept in session.leases.kept() if isinstance(kept, Call) and kept.known]
+            if known or (session.connection.reader is None and session.leases.total):
+                asked.append(self.process.requests.ask(session, "owner_ends", known))
+        for ended in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(ended, ZcactorError):
+                logger.debug("a peer did not take over what this process had: %s", ended)
+            elif ended is not None:
+                raise ended
 
     def gpu_broke(self, error: DeviceError) -> None:
         """Have the agent of this node end this process, whose actor can use its GPU no more. Actors that may restart
