@@ -237,6 +237,17 @@ class Reader:
         return float((await refs[0]).sum())
 
 
+@zc.actor
+class Middle:
+    """An actor that passes on references of an actor which ends with the call."""
+
+    async def passed_on(self, count: int) -> list[Any]:
+        """A reference to an array of another actor, which this call makes."""
+        maker: Any = await Maker.spawn()
+        refs: list[Any] = await maker.put(count)
+        return refs
+
+
 EAGER = Config().eager_limit // 8
 """Numbers in an array of the eager limit."""
 
@@ -264,6 +275,16 @@ async def test_what_an_actor_has_put_is_handed_to_its_holders(how: str, transpor
         assert await values[1] == "text" * 10_000
         both = await values[2]
         assert (both["few"].sum(), both["many"].sum()) == (3, 100_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [10, 100_000])
+async def test_what_was_put_is_handed_on_while_it_is_passed_on(count: int) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(config=config()):
+        middle: Any = await Middle.spawn()
+        for _ in range(5):
+            (ref,) = await middle.passed_on(count)
+            assert np.array_equal(await ref, np.arange(count))
 
 
 @pytest.mark.slow
