@@ -43,7 +43,7 @@ class Note:
 
 @zc.actor
 class Writer:
-    """An actor that leaves all to the end of its process."""
+    """An actor whose files, folders and objects wait for the end of its process."""
 
     def __init__(self, folder: Path) -> None:
         self.out = open(folder / "of an attribute", "w")  # noqa: SIM115  # it is never closed
@@ -213,7 +213,7 @@ async def test_an_end_without_calls_says_nothing(tmp_path: Path, told: list[str]
 
 @zc.actor
 class Maker:
-    """An actor that returns references to what it has put."""
+    """An actor that returns references to values of its own."""
 
     def put(self, count: int) -> list[Any]:
         """A reference to an array."""
@@ -235,17 +235,6 @@ class Reader:
     async def total(self, refs: list[Any]) -> float:
         """The sum of an array that is referred to."""
         return float((await refs[0]).sum())
-
-
-@zc.actor
-class Middle:
-    """An actor that passes on references of an actor which ends with the call."""
-
-    async def passed_on(self, count: int) -> list[Any]:
-        """A reference to an array of another actor, which this call makes."""
-        maker: Any = await Maker.spawn()
-        refs: list[Any] = await maker.put(count)
-        return refs
 
 
 EAGER = Config().eager_limit // 8
@@ -275,16 +264,6 @@ async def test_what_an_actor_has_put_is_handed_to_its_holders(how: str, transpor
         assert await values[1] == "text" * 10_000
         both = await values[2]
         assert (both["few"].sum(), both["many"].sum()) == (3, 100_000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [10, 100_000])
-async def test_what_was_put_is_handed_on_while_it_is_passed_on(count: int) -> None:
-    async with asyncio.timeout(PATIENCE), zc.init(config=config()):
-        middle: Any = await Middle.spawn()
-        for _ in range(5):
-            (ref,) = await middle.passed_on(count)
-            assert np.array_equal(await ref, np.arange(count))
 
 
 @pytest.mark.slow

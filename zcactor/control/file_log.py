@@ -66,7 +66,7 @@ FRESH: Final = "start with --fresh to move it aside and begin a new cluster, or 
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """What is known of the database beside it, so that a lost or older one is not taken for a new one."""
+    """The facts of the database in a file beside it, so that a lost or older one is not taken for a new one."""
 
     epoch: int
     """The last term that has begun."""
@@ -259,7 +259,7 @@ class FileLog:
         return epoch
 
     def _begun(self) -> _Begun | None:
-        """What is known beside the database; None beside a new one."""
+        """The facts beside the database; None beside a new one."""
         path = self.path.with_name(f"{self.path.name}{_BEGUN}")
         try:
             return msgspec.json.decode(path.read_bytes(), type=_Begun)

@@ -75,7 +75,7 @@ class Runtime(ABC):
         done.
         """
         process = self.process
-        process.unseen.ending = True
+        process.unseen.begin_end()
         process.tasks.closing = True  # actors end from here on, and the agent is asked for no cause
         grace = self.config.shutdown_timeout
         begun = list(self.unfinished())

@@ -68,6 +68,11 @@ class Unseen:
             self._scheduled = True
             self._loop.call_soon_threadsafe(self._sort)
 
+    def begin_end(self) -> None:
+        """Take no ends of actors for failures from now on: this process ends them. Those of before are told."""
+        self._sort()
+        self.ending = True
+
     def close(self) -> None:
         """Write the lines that are due, and no more: a call that ends with the process is not a failure."""
         self._sort()
