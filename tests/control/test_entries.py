@@ -117,3 +117,10 @@ def test_entries_that_cannot_be_written_or_read() -> None:
         actor_change(record(env={"x": object()}), "alive")
     with pytest.raises(msgspec.DecodeError):
         read({"actor": {"ab": b"\xc1"}})
+
+
+@pytest.mark.parametrize("kind", ["member", "driver", "actor"])
+@pytest.mark.parametrize("key", ["zz", "", "0" * 31, "0" * 33, "A" * 32])
+def test_a_key_that_is_no_id(kind: str, key: str) -> None:
+    with pytest.raises(msgspec.DecodeError, match=f"{kind} is called .*, which is no id"):
+        read({kind: {key: b""}})

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -12,8 +16,10 @@ import pytest
 
 from tests.conformance.head_log import ONE, TWO, HeadLogTests, Make
 from tests.driver.programs import Program
+from zcactor.control.entries import emptying_changes, opened_change
 from zcactor.control.file_log import VERSION, FileLog, file_system_of, look_into
 from zcactor.control.head_log import Change, LogInUse, LogUnavailable, LogUnusable
+from zcactor.ids import ProcessId
 
 TOKEN = bytes(32)
 
@@ -68,7 +74,84 @@ async def test_a_log_that_is_damaged(tmp_path: Path, damage: str) -> None:
 async def test_a_database_that_is_gone_beside_its_log_of_writes(tmp_path: Path) -> None:
     path = await written(tmp_path)
     path.rename(tmp_path / "log.db-wal")
+    assert "is missing, and its term 1 has begun" in await refused(tmp_path)
+    (tmp_path / "log.db-begun").unlink()
     assert "is missing beside" in await refused(tmp_path)
+
+
+async def test_nothing_is_taken_for_empty(tmp_path: Path) -> None:
+    """The file beside the database tells that it had more."""
+    path = await written(tmp_path, opened_change(ProcessId(bytes(16)), "a:1"))
+    kept = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+
+    def restore() -> None:
+        for name, data in kept.items():
+            (tmp_path / name).write_bytes(data)
+
+    path.unlink()
+    assert f"the log {path} is missing, and its term 1 has begun: put it back; or start" in await refused(tmp_path)
+    restore()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM entries WHERE kind = 'cluster'")
+        database.commit()
+    assert "has lost the entry of its cluster: put" in await refused(tmp_path)
+    restore()
+    log = FileLog(tmp_path, TOKEN)
+    await log.campaign(ONE)
+    await log.aclose()
+    path.write_bytes(kept[path.name])
+    assert f"the log {path} ends with term 1, and term 2 has begun: put {path} back" in await refused(tmp_path)
+    (tmp_path / "log.db-begun").write_bytes(b"{}")
+    assert "beside the log, is damaged" in await refused(tmp_path)
+    log = FileLog(tmp_path, TOKEN, fresh=True)
+    assert await log.load(await log.campaign(ONE)) == {}
+    await log.aclose()
+
+
+async def test_a_term_that_has_begun_needs_no_log_of_writes(tmp_path: Path) -> None:
+    """A head that is killed leaves its beginning in the database itself."""
+    log = FileLog(tmp_path / "log", TOKEN)
+    term = await log.campaign(ONE)
+    await log.record(term, [opened_change(ProcessId(bytes(16)), "a:1")])
+    (tmp_path / "copy").mkdir()
+    for name in ("log.db", "log.db-begun"):
+        shutil.copy(tmp_path / "log" / name, tmp_path / "copy")
+    later = FileLog(tmp_path / "copy", TOKEN)
+    again = await later.campaign(ONE)
+    assert again.epoch == 2
+    assert set(await later.load(again)) == {"cluster"}
+    await later.aclose()
+    await log.record(term, emptying_changes({"cluster": {"state": b""}}))
+    await log.aclose()
+    log = FileLog(tmp_path / "log", TOKEN)
+    assert await log.load(await log.campaign(ONE)) == {}, "a cluster that has ended is gone by order"
+    await log.aclose()
+
+
+@pytest.mark.parametrize("statement", ["UPDATE terms SET epoch = 'abc'", "DELETE FROM terms",
+                                       "UPDATE terms SET epoch = 9223372036854775807"])  # fmt: skip
+async def test_a_term_without_a_number(tmp_path: Path, statement: str) -> None:
+    path = await written(tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(statement)
+        database.commit()
+    assert "is damaged: it has no number of its last term; start with --fresh" in await refused(tmp_path)
+
+
+async def test_a_disk_without_room_is_no_reason_to_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(FileLog, "_make", full)
+    message = await refused(tmp_path)
+    assert "No space left on device; make room on its disk" in message
+    assert "--fresh" not in message
+
+
+async def test_a_file_of_somebody_else_is_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("my notes")
+    assert f"{tmp_path / 'lock'} is not zcactor's" in await refused(tmp_path)
+    assert (tmp_path / "lock").read_text() == "my notes"
 
 
 async def test_a_log_that_is_moved_aside(tmp_path: Path) -> None:
@@ -78,7 +161,7 @@ async def test_a_log_that_is_moved_aside(tmp_path: Path) -> None:
     term = await log.campaign(ONE)
     assert await log.load(term) == {}
     await log.aclose()
-    (aside,) = tmp_path.glob("log.db.old-*")
+    (aside,) = [path for path in tmp_path.glob("log.db.old-*") if not path.name.endswith("-begun")]
     assert aside.read_bytes() == before
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,12 @@ import pytest
 
 import zcactor as zc
 from tests.cluster.hosts import Hosts
+from tests.driver.programs import alive
 
 PART = 1 << 18
 """Bytes of a part: above the eager limit, so it goes by reference."""
+PATIENCE = 30
+"""Seconds after which a shuffle that does not end is given up."""
 
 
 @zc.actor
@@ -227,6 +232,56 @@ async def test_a_mapper_that_dies_is_named() -> None:
         assert await used(workers[:1]) == [0]
         with pytest.raises(zc.NoSuchActor):
             await zc.shuffle(workers, "partition", "merge")
+
+
+@zc.actor
+class Gated:
+    """A member whose `part` waits for a file after the first mapper's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def pid(self) -> int:
+        """The process."""
+        return os.getpid()
+
+    def part(self, count: int, number: int) -> list[Any]:
+        """Parts; those of a number above 0 when the file ``go`` is there."""
+        (self.folder / str(number)).touch()
+        while number and not (self.folder / "go").exists():
+            time.sleep(0.01)
+        return [np.zeros(PART, np.uint8) for _ in range(count)]
+
+    def merge(self, parts: list[Any]) -> int:
+        """The number of parts."""
+        return len(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["mapper", "reducer", "before"])
+async def test_a_member_that_is_killed_at_any_time_is_named(
+    tmp_path: Path, killed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        mappers, reducers = [[await Gated.spawn(tmp_path) for _ in range(2)] for _ in range(2)]
+        victim: Any = mappers[0] if killed == "mapper" else reducers[1]
+        pid = await victim.pid()
+        if killed != "before":
+            items = [0, 1]
+            shuffling = asyncio.ensure_future(zc.shuffle(mappers, "part", "merge", reducers=reducers, items=items))
+            while not all((tmp_path / str(number)).exists() for number in items):
+                await asyncio.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        if killed == "before":
+            shuffling = asyncio.ensure_future(zc.shuffle(mappers, "part", "merge", reducers=reducers, items=[0]))
+        else:
+            while alive(pid):
+                await asyncio.sleep(0.01)
+            (tmp_path / "go").touch()
+        with pytest.raises((zc.ActorDied, zc.NoSuchActor) if killed == "before" else zc.ActorDied, match="SIGKILL"):
+            await shuffling
+        del shuffling
+    assert [record.message for record in caplog.records if "never awaited" in record.message] == []
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_made_and_removed(tmp_path: Path) -> None:
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     assert stat.S_IMODE((run.path / "lock").stat().st_mode) == 0o600
     assert not os.get_inheritable(run.lock_fd)
-    (run.path / "some.sock").touch()
+    (run.path / f"{NAME}.sock").touch()
     run.remove()
     assert list(tmp_path.iterdir()) == []
     assert run.lock_fd == -1
@@ -87,12 +87,16 @@ def test_a_marker_that_is_a_link_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("swept", [True, False])
 def test_what_is_not_ours_stays_and_so_does_its_folder(tmp_path: Path, swept: bool) -> None:
     run = RunDirectory(tmp_path)
-    for name in ("a.sock", f"node-{NAME}.json", f"node-{NAME}.part", f"{NAME}.tcp", f"{NAME}.verbs", f"{NAME}.part"):
-        (run.path / name).touch()
+    for suffix in ("sock", "tcp", "verbs", "part"):
+        (run.path / f"{NAME}.{suffix}").touch()
+    for suffix in ("json", "part"):
+        (run.path / f"node-{NAME}.{suffix}").touch()
     (run.path / "notes.txt").write_text("mine")
     (run.path / "deep").mkdir()
     (run.path / "deep" / "b.sock").touch()
     (run.path / "folder.sock").mkdir()
+    (run.path / "mine.sock").touch()
+    (run.path / "node-notes.json").touch()
     if swept:
         run.forget()
         assert sweep(tmp_path) == [run.path]
@@ -100,7 +104,7 @@ def test_what_is_not_ours_stays_and_so_does_its_folder(tmp_path: Path, swept: bo
     else:
         run.remove()
     left = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*"))
-    assert left == ["deep", "deep/b.sock", "folder.sock", "notes.txt"]
+    assert left == ["deep", "deep/b.sock", "folder.sock", "mine.sock", "node-notes.json", "notes.txt"]
 
 
 def test_living_directories_are_kept_whatever_the_clock_says(tmp_path: Path) -> None:
@@ -194,14 +198,14 @@ def test_shared_is_removed_by_the_last_one(tmp_path: Path) -> None:
     assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
     assert stat.S_IMODE((first.path / "lock").stat().st_mode) == 0o600
     assert not os.get_inheritable(first.lock_fd)
-    (first.path / "some.sock").touch()
+    (first.path / f"{NAME}.sock").touch()
     second, other = RunDirectory.shared(tmp_path, NAME), RunDirectory.shared(tmp_path, "d" * 32)
     assert second.path == first.path != other.path
     assert sweep(tmp_path) == []
     first.remove()
     first.remove()
     assert first.lock_fd == -1
-    assert (second.path / "some.sock").exists()
+    assert (second.path / f"{NAME}.sock").exists()
     assert sweep(tmp_path) == []
     second.remove()
     assert list(tmp_path.iterdir()) == [other.path]

@@ -393,7 +393,9 @@ def put(value: T) -> ObjectRef[T]:
 
     Arrays of at least the eager limit are shared like arguments: an array that is put whole is read-only from then on,
     and a piece of an array that is still open is copied, as is one outside the store. All who resolve the reference
-    have the bytes of this moment. The value lives as long as any process holds a reference to it.
+    have the bytes of this moment. The value lives as long as any process holds a reference to it: where this process is
+    an actor's and ends in order, its holders get it before. A process that is killed takes it along, and who awaits it
+    then gets `ObjectLost`.
 
     Args:
         value: any value that can be passed to an actor.

@@ -61,7 +61,9 @@ class BorrowedRef:
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
         """See `RefHolder.grant`."""
-        holder: RefHolder = self.call.holder
+        holder: RefHolder | None = self.call.holder
+        if holder is None:  # its owner has ended meanwhile, and has handed it to this process
+            return OwnRef(self.call).grant(session)
         if session.peer_process == holder.owner:
             return holder.owner, holder.id, 0
         return holder.owner, holder.id, session.pin(self)

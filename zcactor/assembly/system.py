@@ -166,6 +166,11 @@ class SystemActor:
         if reader is not None:
             self._store.parking.hold(reader, [(session.peer_process, number) for number in ended], set(held))
 
+    async def owner_ends(self, known: list[int]) -> None:
+        """Get the values that this process refers to and the calling one has, as that is about to end; `known` has the
+        ids of its promises whose outcome it knows."""
+        await self._promises.take_over(current_call.get().session.peer_process, set(known), self._sessions.process)
+
     async def adopt(self, pin: int, kind: int, offset: int, nbytes: int) -> tuple[int, int]:
         """Adopt an object that we passed on to the caller, who cannot lease it from its owner, and lease it to the
         caller. Returns its id here, and the offset of its bytes in our arena.

@@ -387,7 +387,10 @@ def cluster_in(state: KeptState, token: bytes) -> ClusterEntry | None:
     from zcactor.control.file_log import look_into  # with SQLite, which no other start needs
 
     found = None if state.fresh else look_into(state.folder, "cluster", token).get(CLUSTER_KEY)
-    entry = None if found is None else msgspec.msgpack.decode(found, type=ClusterEntry)
+    try:
+        entry = None if found is None else msgspec.msgpack.decode(found, type=ClusterEntry)
+    except msgspec.DecodeError:  # the head's process says what is wrong with the log
+        return None
     return None if entry is None or entry.closed else entry
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import secrets
 import socket
 import stat
@@ -47,6 +48,10 @@ _OWN_NAME: Final = "127.0.1.1"
 address."""
 _OLD: Final = 86400.0
 """Seconds after which the file of a run is removed by a later run: its head was killed."""
+_NAME: Final = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{16})?")
+"""The names of files of runs, and of those that are being written."""
+_NOTE_NBYTES: Final = 4096
+"""Bytes that are read of the file of a run: more than it has."""
 
 
 def first_port(run: str) -> int:
@@ -120,13 +125,18 @@ def folder_of(environ: Mapping[str, str]) -> Path:
     return user_folder("state", environ) / "runs"
 
 
-class _Note(msgspec.Struct):
+class _Note(msgspec.Struct, forbid_unknown_fields=True):
     """The contents of a run's file."""
 
     run: str
     address: str
     host: str
     pid: int
+
+
+def _name_of(run: str) -> str:
+    """The name of a run's file."""
+    return blake2b(run.encode(), digest_size=16).hexdigest()
 
 
 class Meeting:
@@ -139,7 +149,7 @@ class Meeting:
 
     def __init__(self, folder: Path, run: str) -> None:
         self._run = run
-        self.path = folder / blake2b(run.encode(), digest_size=16).hexdigest()
+        self.path = folder / _name_of(run)
 
     def look(self) -> str | None:
         """The head's address, ``host:port``; None as long as the file is not there.
@@ -160,7 +170,7 @@ class Meeting:
                     "this user may write the file by which ranks find each other; remove it"
                 )
             try:
-                note = msgspec.json.decode(file.read(4096), type=_Note)
+                note = msgspec.json.decode(file.read(_NOTE_NBYTES), type=_Note)
             except msgspec.DecodeError:
                 return None
         return note.address if note.run == self._run else None
@@ -186,7 +196,8 @@ class Meeting:
 
 
 def sweep_meetings(folder: Path, now: float) -> None:
-    """Remove the files in `folder` that are older than a day.
+    """Remove the files of runs in `folder` that are older than a day. The folder may be one that users have put their
+    own files into: a file of a run is this user's, has the name that belongs to the run in it, and nothing else in it.
 
     Args:
         folder: see `folder_of`.
@@ -194,9 +205,24 @@ def sweep_meetings(folder: Path, now: float) -> None:
     """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                if len(path.name.partition(".")[0]) == 32 and path.lstat().st_mtime < now - _OLD:
-                    path.unlink()
+            if _NAME.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    _sweep_one(path, now - _OLD)
+
+
+def _sweep_one(path: Path, before: float) -> None:
+    """Remove the file at `path` where it is one of a run and was last written earlier than `before`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mtime >= before:
+            return
+        try:
+            note = msgspec.json.decode(file.read(_NOTE_NBYTES), type=_Note)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return
+        if path.name.partition(".")[0] == _name_of(note.run) and os.path.samestat(path.lstat(), status):
+            path.unlink()
 
 
 async def seek(

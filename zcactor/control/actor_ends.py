@@ -11,7 +11,7 @@ from zcactor.control.drain import decide_end, discard, discard_others
 from zcactor.control.entries import gone_changes, stopping_changes
 from zcactor.control.head_log import Deposed
 from zcactor.control.questions import Questions
-from zcactor.errors import ConnectionLost, HeadUnavailable, RemoteError
+from zcactor.errors import ConnectionLost, HeadUnavailable, RemoteError, ZcactorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,9 @@ class ActorEnds(Questions):
     recipes: Recipes
     _reservations: Reservations
 
-    def _retire(self, actor: ActorRecord, cause: str) -> None:
-        """End an actor: its process, or its place in a shared process."""
+    def _retire(self, actor: ActorRecord, cause: str, *, closed: bool = False) -> None:
+        """End an actor: its process, or its place in a shared process. A process whose last actor was `closed` gets
+        `shutdown_timeout` seconds for its exit functions."""
         worker = actor.worker
         self._bury(actor, cause)
         if worker is None or worker.ended.done():
@@ -53,9 +54,25 @@ class ActorEnds(Questions):
         if not worker.actors:
             worker.leaving = True
             self._nodes.unshare(worker)
-            worker.kill()
+            if closed:
+                self.process.tasks.start(self._dismiss(worker))
+            else:
+                worker.kill()
         elif worker.shared:
             self.process.tasks.start(discard(self.process, self.recorder, worker, actor.index))
+
+    async def _dismiss(self, worker: WorkerRecord) -> None:
+        """Have a process without actors end by itself; kill it, and what it has started, where it does not in time."""
+        grace = self.process.config.shutdown_timeout
+        try:
+            async with asyncio.timeout(grace):
+                session = await self.process.connections.connect(worker.process)
+                await self.process.requests.ask(session, "leave", grace)
+                await asyncio.shield(worker.ended)
+        except (TimeoutError, ZcactorError) as error:
+            logger.debug("worker %d did not end by itself: %s", worker.pid, error)
+        finally:
+            worker.kill()
 
     def _discard_others(self, worker: WorkerRecord) -> asyncio.Task[None]:
         """End all that is in a shared process, but the actors that this head has there. The task ends when that is
@@ -132,16 +149,17 @@ class ActorEnds(Questions):
                 await self.recorder.noted(*stopping_changes(actor))
             except Deposed:
                 return
-        worker = actor.worker
+        worker, closed = actor.worker, False
         if worker is not None and actor.state == "alive":
             try:
                 session = await self.process.connections.connect(worker.process)
                 await self.recorder.order(self.process.requests, session, "stop", actor.index)
+                closed = True
             except Deposed:
                 return
             except (ConnectionLost, RemoteError) as error:
                 logger.debug("%s ended while it was being stopped: %s", actor.label, error)
-        self._retire(actor, cause)
+        self._retire(actor, cause, closed=closed)
         if actor.gone is not None:
             await asyncio.shield(actor.gone)
 

@@ -41,17 +41,23 @@ async def end_workers(sessions: Sessions, requests: Asking, pool: OwnWorkers, gr
         sessions: of the agent's process.
         requests: of the agent's process.
         pool: the agent's workers.
-        grace: seconds in which idle actors are closed; actors with running calls are killed. 0 kills all at once.
+        grace: seconds in which idle actors are closed and exit functions run; actors with running calls are killed.
+            0 kills all at once.
         cause: the reason that callers of the actors get.
     """
     if grace > 0:
-        leaving = []
+        deadline = asyncio.get_running_loop().time() + grace
+        leaving, asked = [], []
         for worker in list(pool.by_process.values()):
             session = sessions.used.get(worker.process)
             worker.leaving = True
             if session is not None and session.closed is None:
                 leaving.append(_leave(requests, session, grace))
-        await asyncio.gather(*leaving)
+                asked.append(worker.ended)
+        left = await asyncio.gather(*leaving)
+        ending = [ended for ended, leaves in zip(asked, left, strict=True) if leaves]
+        if ending:
+            await asyncio.wait(ending, timeout=max(deadline - asyncio.get_running_loop().time(), 0.0))
     pool.kill_all(cause)
     await pool.wait_all(_REAPING)
     pool.drain_output()
@@ -130,7 +136,8 @@ async def decide_end(
     return bool(decided)
 
 
-async def _leave(requests: Asking, session: Session, grace: float) -> None:
+async def _leave(requests: Asking, session: Session, grace: float) -> bool:
+    """Have a worker close its idle actors and end. Returns whether it ends by itself."""
     try:
         async with asyncio.timeout(RESPONSE):
             await requests.ask(session, "ping")
@@ -138,3 +145,5 @@ async def _leave(requests: Asking, session: Session, grace: float) -> None:
             await requests.ask(session, "leave", grace)
     except (TimeoutError, ZcactorError) as error:
         logger.debug("a worker did not leave by itself: %s", error)
+        return False
+    return True

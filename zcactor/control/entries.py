@@ -17,12 +17,14 @@ from the nodes, requests and GPUs that they name, as far as the members report t
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from zcactor.control.head_log import MAX_NBYTES, Change, nbytes_of
+from zcactor.interface import shown
 from zcactor.transport.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ __all__ = [
     "read", "reserved_changes", "stopping_changes",
 ]  # fmt: skip
 
+_ID: Final = re.compile("[0-9a-f]{32}")
 CLUSTER_KEY: Final = "state"
 """The key of the only entry of its kind."""
 
@@ -254,6 +257,10 @@ def read(state: HeadState) -> Entries:
         msgspec.DecodeError: an entry is not in the form that this version writes.
     """
     decode = msgspec.msgpack.decode
+    for kind in ("member", "driver", "actor"):
+        for key in state.get(kind, {}):
+            if not _ID.fullmatch(key):
+                raise msgspec.ValidationError(f"a {kind} is called {shown(key)!r}, which is no id")
     cluster = state.get("cluster", {}).get(CLUSTER_KEY)
     return Entries(
         None if cluster is None else decode(cluster, type=ClusterEntry),

@@ -46,6 +46,8 @@ NAME: Final = "log.db"
 """The name of the database in its folder."""
 APPLICATION: Final = 0x7A636861
 """The database's application_id: ``zcha``."""
+_BEGUN: Final = "-begun"
+"""The end of the name of the file beside it."""
 VERSION: Final = 2
 """The database's user_version."""
 _REMOTE: Final = frozenset(
@@ -60,7 +62,21 @@ CREATE TABLE entries (kind TEXT, key TEXT, value BLOB NOT NULL, PRIMARY KEY (kin
 CREATE TABLE terms (epoch INTEGER NOT NULL, log BLOB NOT NULL);
 INSERT INTO terms VALUES (0, randomblob(16));
 """
+_LARGEST_EPOCH: Final = 1 << 62
+_ROOM: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
+)
+"""Results of SQLite that tell of the disk or of permissions, and not of the database."""
 FRESH: Final = "start with --fresh to move it aside and begin a new cluster, or with --state DIR for another folder"
+
+
+class _Begun(msgspec.Struct, frozen=True):
+    """The facts of the database in a file beside it, so that a lost or older one is not taken for a new one."""
+
+    epoch: int
+    """The last term that has begun."""
+    cluster: bool
+    """Whether the database has the entry of a cluster."""
 
 
 class FileLog:
@@ -87,6 +103,7 @@ class FileLog:
         self._leading = Leading()
         self._term: LastingTerm | None = None
         self._epoch = 0
+        self._has_cluster = False
         self._lock_fd = -1
         self._database: sqlite3.Connection | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -194,6 +211,9 @@ class FileLog:
     def _write(self, changes: Sequence[Change]) -> None:
         database = self._database
         assert database is not None
+        cluster = [value is not None for kind, _, value in changes if kind == "cluster"]
+        if cluster and not cluster[-1]:
+            self._note(cluster=False)  # before the entry goes: this head may be killed in between
         database.execute("BEGIN IMMEDIATE")
         try:
             for kind, key, value in changes:
@@ -207,6 +227,9 @@ class FileLog:
             with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
                 database.execute("ROLLBACK")
             raise
+        if cluster and cluster[-1] and not self._has_cluster:
+            self._checkpoint(database)
+            self._note(cluster=True)
 
     # ---------------------------------------------------------------- opening
 
@@ -224,20 +247,90 @@ class FileLog:
                 f"{self._folder} cannot hold a log: {error.strerror}; give another folder with --state DIR"
             ) from error
         try:
+            begun = self._begun()
             if not self.path.exists():
+                if begun is not None:
+                    raise LogUnusable(
+                        f"the log {self.path} is missing, and its term {begun.epoch} has begun: put it back; or {FRESH}"
+                    )
                 self._make()
             self._database = database = self._connect(self.path)
             self._examine(database)
+            self._compare(database, begun)
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             database.execute("BEGIN IMMEDIATE")
             database.execute("UPDATE terms SET epoch = epoch + 1")
-            epoch, name = database.execute("SELECT epoch, log FROM terms").fetchone()
+            epoch = self._epoch_in(database)
+            name = database.execute("SELECT log FROM terms").fetchone()[0]
             database.execute("COMMIT")
+            self._checkpoint(database)
+            self._epoch = epoch
+            self._note(cluster=begun is not None and begun.cluster)
         except (sqlite3.Error, OSError) as error:
-            raise LogUnusable(f"the log {self.path} is damaged, or cannot be written: {error}; {FRESH}") from error
+            if _is_for_room(error):
+                raise LogUnusable(
+                    f"the log {self.path} cannot be written: {error}; make room on its disk, or make it writable, and "
+                    "start again"
+                ) from error
+            raise LogUnusable(f"the log {self.path} is damaged: {error}; {FRESH}") from error
         self._seal = LogSeal(self._token, name)
-        return int(epoch)
+        return epoch
+
+    def _begun(self) -> _Begun | None:
+        """The facts beside the database; None beside a new one."""
+        path = self.path.with_name(f"{self.path.name}{_BEGUN}")
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_Begun)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise LogUnusable(f"{path}, beside the log, is damaged: {error}; {FRESH}") from error
+
+    def _note(self, *, cluster: bool) -> None:
+        """Write beside the database that this term has begun, and whether there is the entry of a cluster."""
+        self._has_cluster = cluster
+        path = self.path.with_name(f"{self.path.name}{_BEGUN}")
+        part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                file.write(msgspec.json.encode(_Begun(self._epoch, cluster)))
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        _sync(self._folder)
+
+    @staticmethod
+    def _checkpoint(database: sqlite3.Connection) -> None:
+        """Bring all that is written into the database itself: it does not need its log of writes then."""
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _compare(self, database: sqlite3.Connection, begun: _Begun | None) -> None:
+        """Check that the database is as late as what is known beside it.
+
+        Raises:
+            LogUnusable: it is not: it is an older copy, or its log of writes is lost.
+        """
+        epoch = self._epoch_in(database)
+        if begun is None:
+            return
+        again = f"put {self.path} back together with {self.path.name}-wal; or {FRESH}"
+        if epoch < begun.epoch:
+            raise LogUnusable(f"the log {self.path} ends with term {epoch}, and term {begun.epoch} has begun: {again}")
+        known = database.execute("SELECT count(*) FROM entries WHERE kind = 'cluster'").fetchone()[0]
+        if begun.cluster and not known:
+            raise LogUnusable(f"the log {self.path} has lost the entry of its cluster: {again}")
+
+    def _epoch_in(self, database: sqlite3.Connection) -> int:
+        found = database.execute("SELECT epoch FROM terms").fetchall()
+        epoch = found[0][0] if len(found) == 1 else None
+        if type(epoch) is not int or not 0 <= epoch < _LARGEST_EPOCH:
+            raise LogUnusable(f"the log {self.path} is damaged: it has no number of its last term; {FRESH}")
+        return epoch
 
     def _refuse_remote(self) -> None:
         mounts = self._mounts
@@ -262,12 +355,17 @@ class FileLog:
                     holder = None
             raise LogInUse(str(self._folder), holder) from None
         self._lock_fd = fd
+        left = os.pread(fd, 4096, 0).strip(b"\0")
+        if left and not left.startswith(b"{"):
+            raise LogUnusable(
+                f"{self._folder / 'lock'} is not zcactor's: give a folder of the log's own with --state DIR"
+            )
         os.ftruncate(fd, 0)
         os.pwrite(fd, msgspec.json.encode(me), 0)
 
     def _move_aside(self) -> None:
         aside = f".old-{secrets.token_hex(4)}"
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", "-wal", "-shm", _BEGUN):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(f"{self.path}{suffix}", f"{self.path}{aside}{suffix}")
 
@@ -347,7 +445,10 @@ def _refuse_others(folder: Path) -> None:
         LogUnusable: others can get at them.
         OSError: the folder cannot be looked at.
     """
-    for path, forbidden in ((folder, 0o022), *((folder / f"{NAME}{suffix}", 0o077) for suffix in ("", "-wal", "-shm"))):
+    for path, forbidden in (
+        (folder, 0o022),
+        *((folder / f"{NAME}{suffix}", 0o077) for suffix in ("", "-wal", "-shm", _BEGUN)),
+    ):
         try:
             status = path.stat() if path is folder else path.lstat()
         except FileNotFoundError:
@@ -364,6 +465,14 @@ def _refuse_others(folder: Path) -> None:
             f"{path} {why}. A head runs what its log says: give a folder of your own with --state DIR, or run chmod "
             f"go-rwx {path} if you know that nobody else did"
         )
+
+
+def _is_for_room(error: Exception) -> bool:
+    """Whether an error tells of the disk or of permissions, and not of a database that is damaged."""
+    if isinstance(error, OSError):
+        return True
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF in _ROOM and code != sqlite3.SQLITE_IOERR_SHORT_READ
 
 
 def _sync(path: Path) -> None:

@@ -434,27 +434,44 @@ class Head(Placing):
         self.console.output(stream, worker, lines)
 
     async def shutdown(self, grace: float) -> None:
-        """End every actor and then the node. Idle actors are closed first, within `grace` seconds; actors with running
-        calls are killed. Cancelling ends only the wait; a second call without grace ends the first one's grace."""
+        """End every actor and then the node, within `grace` seconds. An embedded node's actors are stopped in order, as
+        those of a program that leaves a cluster are. Otherwise idle actors are closed, and actors with running calls
+        are killed. Cancelling ends only the wait; a second call without grace ends the first one's grace."""
         if self._ending is None:
-            self.closing = True
+            self.closing = not (self.driver and grace > 0)
             self._ending = self.process.loop.create_task(self._shutdown(grace))
         elif grace <= 0:  # the driver died while it waited for an orderly end
+            self.closing = True
             self.members.tell_end(0.0)
             if self._pool is not None:
                 self._pool.kill_all("the node was shut down")
         await asyncio.shield(self._ending)
 
     async def _shutdown(self, grace: float) -> None:
+        orderly = grace > 0
+        if not self.closing:
+            grace = await self._stop_all(grace)
+            self.closing = True
         try:
             async with asyncio.timeout(_LAST_RECORD):
                 await self.recorder.record(closed_change())
         except (TimeoutError, HeadUnavailable, Deposed) as error:
             logger.warning("the head's log was not told that the cluster has ended: %s", str(error) or "it is silent")
         await asyncio.gather(self.members.end(grace), self._end_workers(grace))
-        if grace > 0:
+        if orderly:
             await self.console.show_all()
         self.process.loop.call_soon(self.finish)
+
+    async def _stop_all(self, grace: float) -> float:
+        """Stop every actor in order, within `grace` seconds. Returns those that are left."""
+        until = self.process.loop.time() + grace
+        for actor in self._actors.all():
+            if actor.state == "alive":
+                self._begin_stop(actor, "its program has ended")
+        ending = [actor.ending for actor in self._actors.all() if actor.ending is not None and not actor.ending.done()]
+        if ending:
+            await asyncio.wait(ending, timeout=grace)
+        return max(until - self.process.loop.time(), 0.0)
 
     async def _end_workers(self, grace: float) -> None:
         if self._pool is not None:

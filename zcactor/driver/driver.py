@@ -398,8 +398,9 @@ async def _agent_is_ready(
 async def shutdown() -> None:
     """End every actor of this program, its embedded node, and the runtime of this process. Received arrays stay valid.
 
-    Idle actors are closed in order within `Config.shutdown_timeout` seconds; then the rest is killed. In a cluster that
-    the program has joined, the cluster and its detached actors go on.
+    Actors are stopped in order: they run their queued calls, close, and run their exit functions, all within
+    `Config.shutdown_timeout` seconds. Then the rest is killed, and a line of the log counts this program's calls that
+    have not run. In a cluster that the program has joined, the cluster and its detached actors go on.
 
     Raises:
         NotInitialized: the runtime is not running in this process.
@@ -476,6 +477,7 @@ def _at_exit() -> None:
     global _runtime
     if _runtime is not None:
         runtime, _runtime = _runtime, None
+        runtime.tell_unfinished(runtime.unfinished())
         runtime.end_now()
 
 

@@ -9,17 +9,22 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zcactor.control.drain import RESPONSE
 from zcactor.errors import ZcactorError
+from zcactor.peers.unseen import ENDS
 from zcactor.process import context
+from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterable, Iterator
 
     from zcactor.assembly.process import Process
     from zcactor.config import Config
+    from zcactor.rpc.call import Call
     from zcactor.workers.orphans import LastResort
     from zcactor.workers.run_directory import RunDirectory
 
@@ -34,7 +39,9 @@ _AGENT_END = 3.0
 _END_PATIENCE = 0.5
 """Seconds after which the end of a program logs what it waits for."""
 _NAMED = 3
-"""Calls that this log line names."""
+"""Calls that this log line names, and methods in the one about calls that have not run."""
+_NOT_RUN = (Status.NO_SUCH_ACTOR, Status.STOPPED, Status.KILLED, Status.MOVED)
+"""The answers to calls that have not run, or not to their end."""
 
 
 class Runtime(ABC):
@@ -62,13 +69,16 @@ class Runtime(ABC):
     async def aclose(self) -> None:
         """End this program's actors, and its node where the node is embedded. Idempotent.
 
-        Actors get `Config.shutdown_timeout` seconds. An agent that does not respond is killed a second later.
-        Cancelling skips the orderly part: actors are killed, and all else is still done.
+        Actors get `Config.shutdown_timeout` seconds to run their queued calls and to close. A line of the log counts
+        the calls that have not run by then, and others tell of failures that nobody awaits. An agent that does not
+        respond is killed a second later. Cancelling skips the orderly part: actors are killed, and all else is still
+        done.
         """
         process = self.process
-        process.unseen.close()
+        process.unseen.begin_end()
         process.tasks.closing = True  # actors end from here on, and the agent is asked for no cause
         grace = self.config.shutdown_timeout
+        begun = list(self.unfinished())
         ending = asyncio.ensure_future(self._end_actors(grace))
         telling = process.loop.call_later(_END_PATIENCE, self._tell_waiting, grace, asyncio.current_task())
         try:
@@ -81,6 +91,8 @@ class Runtime(ABC):
             telling.cancel()
             ending.cancel()
             ending.add_done_callback(_note_failure)
+            self.tell_unfinished(dict.fromkeys([*begun, *self.unfinished()]))
+            process.unseen.close()
             self._let_go()
             try:
                 await process.close()
@@ -104,6 +116,33 @@ class Runtime(ABC):
         what = f"{', '.join(running[:_NAMED])}{more}" if running else "the actors to end"
         again = "again " if task is not None and task.cancelling() else ""
         logger.warning("waiting up to %g s for %s; Ctrl-C %sends it at once", grace, what, again)
+
+    def unfinished(self) -> Iterator[Call]:
+        """The calls of this program to actors whose outcome is not known."""
+        for actor in list(self.process.sessions.remotes.values()):
+            yield from list(actor.unfinished)
+
+    def tell_unfinished(self, calls: Iterable[Call]) -> None:
+        """Log the number of those of `calls` that have not run, and the failures among the others that nobody awaits.
+
+        Args:
+            calls: those that were unfinished when the end began, or were made since.
+        """
+        unrun: Counter[str] = Counter()
+        for call in calls:
+            if not call.known or isinstance(call.error, ENDS) or call.status in _NOT_RUN:
+                unrun[call.label] += 1
+            elif not call.retrieved and not call.awaited and call.status == Status.ERROR:
+                self.process.unseen.note(call)
+        if not unrun:
+            return
+        named = ", ".join(f"{label} x{count}" if count > 1 else label for label, count in unrun.most_common(_NAMED))
+        more = f" and {len(unrun) - _NAMED} more methods" if len(unrun) > _NAMED else ""
+        total = unrun.total()
+        logger.warning(
+            "ended with %d call%s that had not run: %s%s (await %s)",
+            total, "" if total == 1 else "s", named, more, "it" if total == 1 else "them",
+        )  # fmt: skip
 
     async def _responds(self) -> bool:
         """Whether the node agent, which is late, still responds."""

@@ -187,6 +187,7 @@ class ActorRunner(Linked, Movable):
         await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
         await self.process.requests.delivered(self.process.sessions)
         self.close()
+        self._methods, self._when_open = [], ()  # they keep the instance
 
     def close(self) -> None:
         """End at once: cancel tasks, refuse queued calls, and leave a running sync method to finish."""

@@ -25,6 +25,7 @@ import msgspec
 from zcactor.folders import working_directory
 from zcactor.node.door import Door
 from zcactor.standard import open_standard
+from zcactor.transport.os_process import OsProcess
 from zcactor.workers.orphans import MARK, keep_orphans
 from zcactor.workers.run_directory import RunDirectory
 from zcactor.workers.zygote import pass_over_user_signals, set_death_signal
@@ -212,11 +213,27 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
             _end_zygote(pid)
         zygote.kill_orphans()
         directory = RunDirectory.inherited(Path(setup["directory"]), lock_fd, shared=setup["clustered"])
-        directory.path.joinpath(f"node-{setup.get('record') or setup['agent'].hex()}.json").unlink(missing_ok=True)
+        _remove_record(directory.path / f"node-{setup.get('record') or setup['agent'].hex()}.json")
         directory.remove()
         if status == AGAIN and setup["stays"]:
             status = _start_again(setup["again"])
         os._exit(status)
+
+
+class _Record(msgspec.Struct):
+    """The process in a node's record; see `zcactor.cluster.records.NodeFile`."""
+
+    pid: int
+    started: int
+
+
+def _remove_record(path: Path) -> None:
+    """Remove a node's record where it names this process: a node that was refused has the name of the one that
+    lives."""
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        record = msgspec.json.decode(path.read_bytes(), type=_Record)
+        if (record.pid, record.started) == OsProcess.of(os.getpid()):
+            path.unlink()
 
 
 def _let_go(lock_fd: int) -> None:

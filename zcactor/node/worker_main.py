@@ -31,6 +31,7 @@ from zcactor.objectstore.store import Store
 from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process import context
 from zcactor.process.loops import new_event_loop
+from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Flags
 
 if TYPE_CHECKING:
@@ -222,8 +223,34 @@ class Worker:
         ]
         if idle:
             await asyncio.wait(idle, timeout=grace)
+        await self._hand_over()
         flush_output()
         self.process.loop.call_soon(self.finish)
+
+    async def _hand_over(self) -> None:
+        """Have the peers get what they refer to here, while this process has it, and lease no more to them: later ones
+        ask the process that passed the reference on. They keep arrays that they map."""
+        told: set[tuple[Session, int]] = set()
+        while True:
+            asked = []
+            for session in self.process.sessions.all():
+                if session.peer_process == self.process.process or session.closed is not None:
+                    continue
+                known = [kept.export_id for kept in session.leases.kept() if isinstance(kept, Call) and kept.known]
+                if session.connection.reader is None and session.leases.total:
+                    known.append(0)  # results whose bytes are here
+                new = [each for each in known if (session, each) not in told]
+                if new:
+                    told.update((session, each) for each in new)
+                    asked.append(self.process.requests.ask(session, "owner_ends", new))
+            if not asked:
+                break
+            for ended in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(ended, ZcactorError):
+                    logger.debug("a peer did not take over what this process had: %s", ended)
+                elif ended is not None:
+                    raise ended
+        self.process.promises.exports.clear()
 
     def gpu_broke(self, error: DeviceError) -> None:
         """Have the agent of this node end this process, whose actor can use its GPU no more. Actors that may restart

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,13 @@ __all__ = ["Promises"]
 
 _DRAWN: Final = 64
 """Random numbers that are drawn at a time: 256 bytes, the most that the kernel makes in one go."""
+
+
+def _is_of(call: Call, owner: bytes, known: set[int]) -> bool:
+    """Whether the value of `call` is at `owner`: it is a stand-in, or its bytes have not been read."""
+    if isinstance(call.holder, RefHolder):
+        return call.holder.owner == owner and call.holder.id in known
+    return call.fetch is not None and call.session is not None and call.session.peer_process == owner
 
 
 def _stop(fetching: asyncio.Task[None], _: Call) -> None:
@@ -111,6 +119,30 @@ class Promises:
             call.complete(sealed.status, sealed.payload, sealed.parts, sealed.flags)
         finally:
             del call, holder  # see `zcactor.api.future.value_of`: the error keeps this frame
+
+    async def take_over(self, owner: bytes, known: set[int], process: bytes) -> None:
+        """Get each value that this process refers to and `owner` has, and be its owner from then on. That process waits
+        for this, as it is about to end.
+
+        Args:
+            owner: its id.
+            known: the ids of its promises whose outcome it knows.
+            process: id of this process.
+
+        The stand-ins are found among all objects of this process: a list of them would cost at each reference that is
+        passed, and owners seldom end before their values."""
+        found = [each for each in gc.get_objects() if type(each) is Call and _is_of(each, owner, known)]
+        for call in found:
+            done: asyncio.Future[None] = self._tasks.loop.create_future()
+            call.add_waiter(done)
+            await done
+            if call.error is None and call.payload is not None and call.parts:
+                sealed = bool(call.flags & Flags.SPILLED) and len(call.payload) > 0
+                call.parts = [
+                    await self._locations.read(part, sealed=sealed and part is call.parts[0]) for part in call.parts
+                ]
+            if call.error is None and call.holder is not None:
+                call.owner, call.holder = process, None
 
     def read_result(self, call: Call) -> None:
         """Read the bytes of a result that has arrived without them; see `zcactor.rpc.hub.Hub`."""

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from zcactor.apart import text_of, type_name
-from zcactor.errors import RemoteError, remote_of
+from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, RemoteError, remote_of
 from zcactor.interface import shown
 
 if TYPE_CHECKING:
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
     from zcactor.rpc.call import Call
 
-__all__ = ["Unseen"]
+__all__ = ["ENDS", "Unseen"]
 
 logger = logging.getLogger("zcactor")
 QUIET: Final = 1.0
 """Seconds between two lines about one actor."""
 _CAUSE_LENGTH = 400
 """Characters of a cause in a line, at most."""
+
+
+ENDS = (ActorDied, ActorUnavailable, ConnectionLost)
+"""The errors of calls whose actor has ended."""
 
 
 class _Told:
@@ -52,6 +56,8 @@ class Unseen:
         self._actors: dict[str, _Told] = {}
         """Actors about which a line was written within the last `QUIET` seconds."""
         self._closed = False
+        self.ending = False
+        """Whether this process ends its actors, so that their ends are no failures."""
 
     def note(self, call: Call) -> None:
         """Note a failure that nobody can retrieve any more. Any thread may call this, also during garbage collection:
@@ -62,6 +68,11 @@ class Unseen:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon_threadsafe(self._sort)
+
+    def begin_end(self) -> None:
+        """Take no ends of actors for failures from now on: this process ends them. Those of before are told."""
+        self._sort()
+        self.ending = True
 
     def close(self) -> None:
         """Write the lines that are due, and no more: a call that ends with the process is not a failure."""
@@ -78,7 +89,7 @@ class Unseen:
             told = self._actors.get(call.actor_label)
             if told is None or not told.count:
                 error = self._failure(call)
-                if error is None:
+                if error is None or (self.ending and isinstance(error, ENDS)):
                     continue
                 if told is None:
                     told = self._actors[call.actor_label] = _Told()

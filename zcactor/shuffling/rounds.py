@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
-from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, RemoteError, remote_of
+from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, ObjectLost, RemoteError, remote_of
 from zcactor.interface import MethodKind
 from zcactor.process.context import current
 
 if TYPE_CHECKING:
-    from zcactor.api.future import ObjectRef
     from zcactor.rpc.session import Session
 
 __all__ = ["shuffle"]
@@ -100,6 +100,9 @@ async def shuffle(
             merging = asyncio.create_task(join(columns))
         assert merging is not None  # there is at least one round
         return await merging
+    except ObjectLost as error:  # a reducer did not get a part: its mapper has ended, or a process that it refers to
+        await _raise_if_dead(mappers, str(error))
+        raise
     finally:
         if merging is not None:
             await _ended([merging])
@@ -133,27 +136,53 @@ async def _ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
             task.exception()
 
 
+async def _raise_if_dead(handles: Sequence[Any], text: str) -> None:
+    """Raise the death of an actor that has died; otherwise return.
+
+    Raises:
+        ActorDied: the first one that is dead, with the cause, or `text` where that is unknown.
+    """
+    process = current()
+    found = await asyncio.gather(*(process.head.locate(each._remote.actor_id, calls_wait=True) for each in handles))
+    for handle, (state, _, why) in zip(handles, found, strict=True):
+        if state == "dead":
+            raise ActorDied(handle._remote.label, why or text, True) from None
+
+
+async def _raise_lost(handle: Any, error: ConnectionLost) -> NoReturn:
+    """Raise what the end of the connection to an actor's process means for the actor.
+
+    Raises:
+        ActorDied: the actor is dead.
+        ActorUnavailable: it is not.
+    """
+    text = str(error.args[0])
+    await _raise_if_dead([handle], text)
+    raise ActorUnavailable(handle._remote.label, text, True) from None
+
+
 class _Asked:
     """A request to the process of an actor."""
 
-    def __init__(self, handle: Any, ref: ObjectRef[Any]) -> None:
+    def __init__(self, handle: Any, ref: ObjectRef[Any] | ConnectionLost) -> None:
         self._handle = handle
         self._ref = ref
+        if isinstance(ref, ObjectRef):
+            ref._call.retrieved = True  # where it fails after another one, nobody awaits it
 
     async def result(self) -> Any:
         """The answer, once. Errors are those of a call of the actor itself."""
         failure: Any = None
         try:
+            if isinstance(self._ref, ConnectionLost):
+                raise self._ref
             return await self._ref
         except RemoteError as error:
             failure = remote_of(error).original
             if not issubclass(type(failure), RemoteError | ValueError | TypeError):  # these name the actor themselves
                 raise
         except ConnectionLost as error:
-            remote = self._handle._remote
-            state, _, why = await current().head.locate(remote.actor_id, calls_wait=True)
-            kind = ActorDied if state == "dead" else ActorUnavailable
-            failure = kind(remote.label, why or str(error.args[0]), True)
+            await _raise_lost(self._handle, error)
         finally:
             del self._ref  # the failure's traceback leads to this frame
         try:
@@ -163,14 +192,20 @@ class _Asked:
 
 
 def _ask(places: dict[Any, Session], handle: Any, side: str, *args: Any) -> _Asked:
-    asked: Any = current().requests.ask(places[handle], side, handle, *args)
+    try:
+        asked: Any = current().requests.ask(places[handle], side, handle, *args)
+    except ConnectionLost as error:
+        asked = error  # it is raised where the others are awaited
     return _Asked(handle, asked)
 
 
 async def _session_to(handle: Any) -> Session:
     process = current()
     host = await process.head.ask_agent("process_of", handle._remote.actor_id)
-    return await process.connections.connect(host)
+    try:
+        return await process.connections.connect(host)
+    except ConnectionLost as error:
+        await _raise_lost(handle, error)
 
 
 def _handles(name: str, handles: Any) -> list[Any]:

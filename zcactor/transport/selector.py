@@ -142,6 +142,13 @@ class SelectingEndpoint(EndpointContext):
             file.write(way.address)
         part.rename(path)
 
+    def _withdraw(self, way: Endpoint) -> None:
+        """Remove the address that `_publish` has written. A later head of the cluster may have put its own there."""
+        path = self._path(self.address, way.kind)
+        with contextlib.suppress(FileNotFoundError):
+            if path.read_bytes() == way.address.encode("ascii"):
+                path.unlink()
+
     def _path(self, process: str, kind: str) -> Path:
         if not _NAME.fullmatch(process):
             raise ProtocolError(f"{process!r} is no name of a process: it must be 32 hexadecimal digits")
@@ -223,8 +230,7 @@ class SelectingEndpoint(EndpointContext):
         """Stop listening and remove the published addresses. Connections stay open. Idempotent."""
         for way in self.ways:
             if way.kind != "local":
-                with contextlib.suppress(FileNotFoundError):
-                    self._path(self.address, way.kind).unlink()
+                self._withdraw(way)
             await way.aclose()
 
     def dispose(self) -> None:

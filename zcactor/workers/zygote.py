@@ -11,15 +11,19 @@ too.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
+import io
+import logging
 import os
 import random
 import select
 import signal
 import socket
 import sys
+import weakref
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -52,6 +56,9 @@ _QUIET = 0.2
 """Seconds without a request until NumPy is imported: by then the node has joined its cluster."""
 _KILL_ROUNDS = 100
 """Generations of orphans killed at the end: the children of a killed process become ours, and are next."""
+
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+"""The types of the files that hold back what was written to them."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -241,10 +248,12 @@ def run_zygote(
             except BaseException:  # the last frame of a process: report, and leave without the parent's handlers
                 sys.excepthook(*sys.exc_info())
             finally:
-                with contextlib.suppress(OSError, ValueError):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                os._exit(status)
+                try:
+                    _run_exit_functions()
+                except BaseException:  # a file of a class of the user's
+                    sys.excepthook(*sys.exc_info())
+                finally:
+                    os._exit(status)
         children.add(pid)
         for fd in descriptors:
             os.close(fd)
@@ -253,6 +262,39 @@ def run_zygote(
     for pid in children:
         kill_group(pid)
     kill_orphans()
+
+
+def _forget_exit_functions() -> None:
+    """Forget the exit functions and finalizers of the process that this one was forked from: they would remove what is
+    not this process's. Those that are registered from now on are run by `_run_exit_functions`."""
+    finalize: Any = weakref.finalize
+    atexit._clear()
+    finalize._registry.clear()
+    finalize._registered_with_atexit = False  # the next finalizer registers their exit function again
+    atexit.register(logging.shutdown)
+
+
+def _run_exit_functions() -> None:
+    """Do what an interpreter does at its end: finalize what nobody refers to, call the exit functions, and write what
+    files have buffered. Threads go on meanwhile, like daemon threads at the end of an interpreter.
+
+    The memory is left as it is: arrays of this process may be read by others, and by its own threads. Errors are
+    printed.
+    """
+    _flush_files()  # the collector may close the bytes of a text file before its text is written
+    gc.collect()
+    atexit._run_exitfuncs()
+    _flush_files()
+
+
+def _flush_files() -> None:
+    files = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
+    for file in sorted(files, key=lambda each: not issubclass(type(each), io.TextIOBase)):  # text goes to bytes first
+        try:
+            if not file.closed:
+                file.flush()
+        except (OSError, ValueError):  # the reader of a pipe is gone; the disk is full; another thread has closed it
+            sys.excepthook(*sys.exc_info())
 
 
 def _prepared(prepare: Callable[[], Callable[[dict[str, Any]], None]]) -> Callable[[dict[str, Any]], None]:
@@ -296,6 +338,7 @@ def _enter_child(descriptors: list[int], label: str) -> None:
         os.dup2(fd, target)
         os.close(fd)
     sys.stdout, sys.stderr = _text(1), _text(2)
+    _forget_exit_functions()
     random.seed()
     if "numpy.random" in sys.modules:
         np.random.seed()  # the legacy global state, which users' code may use and forks would share

@@ -78,6 +78,8 @@ class LocalEndpoint(ListeningEndpoint):
         self.address = process.hex()
         self._directory = directory
         self._supply = supply
+        self._file: os.stat_result | None = None
+        """The socket's file, as it was made."""
 
     def viability(self) -> str | None:
         """Return None when this endpoint can work here, else the reason and the remedy."""
@@ -99,7 +101,9 @@ class LocalEndpoint(ListeningEndpoint):
         if problem is not None:
             raise PermissionError(problem)
         self._accepted = accepted
-        self._listener = Listener(unix.listen(self._path(self.address)), self._greet, _objection)
+        path = self._path(self.address)
+        self._listener = Listener(unix.listen(path), self._greet, _objection)
+        self._file = path.lstat()
 
     async def connect(self, address: str) -> LocalConnection:
         """Connect to the process that listens at `address`, and authenticate both sides.
@@ -128,9 +132,13 @@ class LocalEndpoint(ListeningEndpoint):
         return connection
 
     async def aclose(self) -> None:
-        """Stop listening and remove the socket's file. Connections stay open. Idempotent."""
+        """Stop listening and remove the socket's file, unless a later head of the cluster has put its own there.
+        Connections stay open. Idempotent."""
         if self._listener is not None and not self._listener.closed and self._listener.ours:
-            self._path(self.address).unlink(missing_ok=True)
+            path = self._path(self.address)
+            with contextlib.suppress(FileNotFoundError):
+                if self._file is not None and os.path.samestat(path.lstat(), self._file):
+                    path.unlink()
         await super().aclose()
 
     def _path(self, address: str) -> Path:

@@ -1,0 +1,276 @@
+"""An orderly end delivers what was promised: queued calls run, files are written, exit functions run, failures are
+told."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcactor as zc
+from tests.driver.programs import alive
+from zcactor.config import Config
+
+PATIENCE = 30
+"""Seconds after which an end that does not come is given up."""
+_files: list[Any] = []
+"""Files that only this module refers to."""
+
+
+def config(shutdown_timeout: float = 20.0, **settings: Any) -> Config:
+    return Config(num_cpus=4, num_gpus=0, store_capacity=1 << 26, shutdown_timeout=shutdown_timeout, **settings)
+
+
+class Note:
+    """An object that leaves a file when nobody refers to it, though it refers to itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.itself = path, self
+
+    def __del__(self) -> None:
+        self.path.touch()
+
+
+@zc.actor
+class Writer:
+    """An actor whose files, folders and objects wait for the end of its process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out = open(folder / "of an attribute", "w")  # noqa: SIM115  # it is never closed
+        _files.append(open(folder / "of a module", "w"))  # noqa: SIM115
+        self.bytes = open(folder / "of bytes", "wb")  # noqa: SIM115
+        self.temporary = tempfile.TemporaryDirectory(dir=folder, prefix="temporary")
+        self.note = Note(folder / "__del__")
+        atexit.register((folder / "atexit").touch)
+
+    def write(self) -> int:
+        """Write, and leave it in the buffers."""
+        for file in (self.out, _files[0]):
+            file.write("a line")
+        self.bytes.write(b"a line")
+        return os.getpid()
+
+
+async def gone(pid: int) -> None:
+    """Wait for the end of a process."""
+    async with asyncio.timeout(PATIENCE):
+        while alive(pid):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["stop", "drop", "the end of the block", "shared"])
+async def test_what_is_left_to_the_end_of_a_process_is_done(tmp_path: Path, how: str) -> None:
+    async with zc.init(config=config()):
+        writer: Any = await Writer.options(process="shared" if how == "shared" else "own").spawn(tmp_path)
+        pid = await writer.write()
+        if how in ("stop", "shared"):
+            await zc.stop(writer)
+        del writer
+        gc.collect()
+        if how != "the end of the block":
+            await gone(pid)
+    assert not alive(pid)
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    line = "a line"
+    assert found == {"of an attribute": line, "of a module": line, "of bytes": line, "__del__": "", "atexit": ""}
+
+
+@zc.actor
+class Endless:
+    """An actor whose process does not come to an end, and whose calls do not."""
+
+    def __init__(self) -> None:
+        self.never = threading.Event()
+
+    def at_exit(self) -> int:
+        """Register an exit function that does not return."""
+        atexit.register(self.never.wait)
+        return os.getpid()
+
+    def forever(self) -> None:
+        """Wait for ever."""
+        self.never.wait()
+
+
+@pytest.mark.slow
+async def test_an_exit_function_that_hangs_is_cut_off() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(config=config(0.5)):
+        first: Any = await Endless.spawn()
+        second: Any = await Endless.spawn()
+        pids = [await first.at_exit(), await second.at_exit()]
+        await zc.stop(first)
+        assert not alive(pids[0])
+    assert not alive(pids[1])
+
+
+@pytest.mark.slow
+async def test_exit_functions_of_other_processes_are_theirs(tmp_path: Path) -> None:
+    """A worker is a fork: it leaves alone what its forebears remove at their ends."""
+    left = tmp_path / "left"
+    atexit.register(left.touch)
+    try:
+        async with zc.init(config=config()):
+            await zc.stop(await Endless.spawn())
+    finally:
+        atexit.unregister(left.touch)
+    assert not left.exists()
+
+
+@zc.actor
+class Worker:
+    """An actor that leaves a file for each call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+
+    def work(self) -> None:
+        """Leave a file."""
+        (self.folder / str(self.count)).touch()
+        self.count += 1
+
+    async def fail(self) -> None:
+        """Raise, once the block has ended."""
+        await asyncio.sleep(0.2)
+        raise ValueError("too late")
+
+    async def wait(self, seconds: float) -> None:
+        """Keep the queue waiting."""
+        await asyncio.sleep(seconds)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """The lines of the log."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("zcactor")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detached", [False, True])
+async def test_queued_calls_run_at_the_end_of_an_embedded_node(tmp_path: Path, told: list[str], detached: bool) -> None:
+    async with zc.init(config=config()):
+        of_its_own = Worker.options(name="w", lifetime="detached") if detached else Worker
+        worker: Any = await of_its_own.spawn(tmp_path)
+        kept = [worker.work() for _ in range(5)]
+        for _ in range(5):
+            worker.work()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [str(count) for count in range(10)]
+    assert told == []
+    del kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "1 call that had not run: Endless.forever (await it)"),
+        (5, "5 calls that had not run: Endless.forever x5 (await them)"),
+    ],
+)
+async def test_the_end_tells_what_has_not_run(told: list[str], count: int, text: str) -> None:
+    async with zc.init(config=config(0.5, warn_after=0.0)):
+        actor: Any = await Endless.spawn()
+        kept = [actor.forever() for _ in range(count)]
+    assert told == [f"ended with {text}"]
+    del kept
+
+
+@pytest.mark.slow
+async def test_the_end_tells_of_late_failures(tmp_path: Path, told: list[str]) -> None:
+    async with zc.init(config=config(warn_after=0.0)):
+        first: Any = await Worker.spawn(tmp_path)
+        second: Any = await Worker.spawn(tmp_path)
+        first.fail()
+        kept = second.fail()
+    assert told == ["Worker.fail failed and its result was never awaited: ValueError: too late"] * 2
+    del kept
+
+
+@pytest.mark.slow
+async def test_an_end_without_calls_says_nothing(tmp_path: Path, told: list[str]) -> None:
+    async with zc.init(config=config()):
+        worker: Any = await Worker.spawn(tmp_path)
+        await worker.work()
+    assert told == []
+
+
+@zc.actor
+class Maker:
+    """An actor that returns references to values of its own."""
+
+    def put(self, count: int) -> list[Any]:
+        """A reference to an array."""
+        return [zc.put(np.arange(count, dtype=np.float64))]
+
+    def put_all(self) -> list[Any]:
+        """References to values that are no arrays, and to one with arrays in it."""
+        return [zc.put({"a": 1}), zc.put("text" * 10_000), zc.put({"few": np.ones(3), "many": np.ones(100_000)})]
+
+    def pid(self) -> int:
+        """The process."""
+        return os.getpid()
+
+
+@zc.actor
+class Reader:
+    """A later receiver of references."""
+
+    async def total(self, refs: list[Any]) -> float:
+        """The sum of an array that is referred to."""
+        return float((await refs[0]).sum())
+
+
+EAGER = Config().eager_limit // 8
+"""Numbers in an array of the eager limit."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+@pytest.mark.parametrize("how", ["stop", "drop"])
+async def test_what_an_actor_has_put_is_handed_to_its_holders(how: str, transport: str) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(config=config(), transports=[transport]):
+        counts = [0, 1, EAGER - 1, EAGER, EAGER + 1, 1_000_000]
+        maker: Any = await Maker.spawn()
+        reader: Any = await Reader.spawn()
+        pid = await maker.pid()
+        refs = [(await maker.put(count))[0] for count in counts]
+        values = await maker.put_all()
+        if how == "stop":
+            await zc.stop(maker)
+        del maker
+        gc.collect()
+        await gone(pid)
+        for count, ref in zip(counts, refs, strict=True):
+            assert await reader.total([ref]) == sum(range(count))
+            assert np.array_equal(await ref, np.arange(count))
+        assert await values[0] == {"a": 1}
+        assert await values[1] == "text" * 10_000
+        both = await values[2]
+        assert (both["few"].sum(), both["many"].sum()) == (3, 100_000)
+
+
+@pytest.mark.slow
+async def test_what_was_put_in_a_process_that_is_killed_is_lost() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(config=config()):
+        maker: Any = await Maker.spawn()
+        (ref,) = await maker.put(10)
+        await zc.kill(maker)
+        with pytest.raises(zc.ObjectLost, match="the process that owns .* is gone"):
+            await ref
