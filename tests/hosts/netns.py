@@ -276,8 +276,8 @@ class Host(_Namespace):
 
     @contextlib.contextmanager
     def guarded(self, *ports: range) -> Iterator[None]:
-        """Accept no connection, except at these ports: packets of others are lost without notice. What this host has
-        opened, it may use. This needs nftables."""
+        """Accept no connection, except at these ports: packets of others are lost without notice. Connections that this
+        host has opened work in both directions. This needs nftables."""
         self._rules += 1
         table = f"zcactor{self._rules}"
         opened = "".join(f"tcp dport {each.start}-{each.stop - 1} accept; " for each in ports)

@@ -795,3 +795,22 @@ async def test_owner_that_announces_more_than_it_has() -> None:
             one.abort()
         await liar.aclose()
         await turns()
+
+
+async def test_ports_that_are_given() -> None:
+    with tcp_side() as first, tcp_side() as second, tcp_side() as third, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        one, two, three = (endpoint_of(side) for side in (first, second, third))
+        one.ports = two.ports = range(port, port + 1)
+        await one.start(lambda connection: connection.abort())
+        assert parse_address(one.address)[2] == port
+        with pytest.raises(OSError, match=rf"each of the ports {port}-{port} is in use at 127.0.0.1;.*ZCACTOR_PORTS"):
+            await two.start(lambda connection: connection.abort())
+        three.ports = range(port, port + 20)
+        await three.start(lambda connection: connection.abort())
+        assert port < parse_address(three.address)[2] < port + 20
+        for endpoint in (one, three):
+            await endpoint.aclose()
+        await turns()

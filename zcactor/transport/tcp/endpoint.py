@@ -140,6 +140,7 @@ class TcpEndpoint(ListeningEndpoint):
             the peer may not read them. An object with an `address` and an `offset` also keeps the arena mapped from
             that offset on at that address. Called from serving threads, under no lock. By default all peers may read
             all bytes.
+        ports: the ports of which `start` takes a free one where `port` is 0; None lets the system choose.
 
     Raises:
         ValueError: `process` has not 16 bytes, `host` is no IP address or a wildcard, or one of `arena_fd` and
@@ -177,6 +178,7 @@ class TcpEndpoint(ListeningEndpoint):
         self._mapped: memoryview | None = None
         self._exchange: Callable[[], KeyExchange | None] = key_exchange
         # Servers by the key that a data socket sends. Each belongs to its connection, which keeps it.
+        self.ports: range | None = None
         self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
 
     def viability(self) -> str | None:
@@ -199,19 +201,42 @@ class TcpEndpoint(ListeningEndpoint):
 
         Raises:
             RuntimeError: the endpoint listens already.
-            OSError: the address is not one of this host's, or the port is in use.
+            OSError: the address is not one of this host's, or the port, or each of `ports`, is in use.
         """
         self._refuse_second_start()
         with contextlib.ExitStack() as undo:
-            sock = undo.enter_context(_new_socket(self._host))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections may use the port
-            sock.bind((self._host, self._port))
-            sock.listen(BACKLOG)
+            sock = undo.enter_context(self._listening())
             self._accepted = accepted
             self._port = sock.getsockname()[1]
             self.address = _written(self.process.hex(), self._host, self._port)
             self._listener = Listener(sock, self._greet, source=_source_of)
             undo.pop_all()
+
+    def _listening(self) -> socket.socket:
+        """Return a socket that listens at the port, or at a free one of `ports`.
+
+        Raises:
+            OSError: as `start`.
+        """
+        for port in self.ports if self.ports and not self._port else (self._port,):
+            with contextlib.ExitStack() as undo:
+                sock = undo.enter_context(_new_socket(self._host))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections may use the port
+                try:
+                    sock.bind((self._host, port))
+                    sock.listen(BACKLOG)
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE or port == self._port:
+                        raise
+                    continue
+                undo.pop_all()
+                return sock
+        assert self.ports
+        raise OSError(
+            errno.EADDRINUSE,
+            f"each of the ports {self.ports.start}-{self.ports.stop - 1} is in use at {self._host}; each process needs "
+            "one, so name more of them (ports, ZCACTOR_PORTS)",
+        )
 
     async def connect(self, address: str) -> Connection:
         """Connect to the process that listens at `address`, and authenticate both sides.
