@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zcactor.config import FILE_NAME, MAXIMUM, Config, load_config
+from zcactor.config import FILE_NAME, MAXIMUM, Config, load_config, ports_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -304,3 +304,17 @@ def test_a_link_local_address_is_refused(host: str) -> None:
 @pytest.mark.parametrize("host", ["fec0::1", "fe7f::1", "::1", "169.254.1.1"])
 def test_other_addresses_are_taken(host: str) -> None:
     assert Config(host=host).host == host
+
+
+@pytest.mark.parametrize("wrong", ["", "7434", "0-5", "8-7", "1-65536", "a-b", "1-2-3", " 1-2"])
+def test_ports_that_are_none(wrong: str) -> None:
+    with pytest.raises(ValueError, match="ports must be two ports from 1 to 65535.*'7434-7533', not"):
+        Config(ports=wrong)
+
+
+def test_ports() -> None:
+    found, sources = load_config(
+        environ={"ZCACTOR_PORTS": "7434-7435"}, directory="/nowhere", user_directory="/nowhere"
+    )
+    assert (list(ports_of(found.ports or "")), sources["ports"]) == ([7434, 7435], "ZCACTOR_PORTS")
+    assert list(ports_of("65535-65535")) == [65535]

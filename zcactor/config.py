@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_NAME", "MAXIMUM", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "FurtherSettings",
-    "load_config", "unknown_setting",
+    "load_config", "ports_of", "unknown_setting",
 ]  # fmt: skip
 
 FILE_NAME = "zcactor.toml"
@@ -113,6 +113,9 @@ class Config:
             error, instead of a slower connection. None takes any of `transports`.
         host: the IP address at which this process listens for peers by transports other than ``local``. Only this host
             reaches the default.
+        ports: the ports that processes of this host listen at for other hosts, as ``"first-last"``: each process takes
+            a free one. A firewall has to let them pass. None lets the system choose. The head's own port is set
+            where it is started.
         sealing: whether frames over TCP and by RDMA are encrypted, on loopback addresses too: ``"on"`` or ``"off"``.
             Frames are encrypted when either side asks for it. The bytes of arrays are not encrypted. Processes of one
             host use ``local``, which needs no encryption.
@@ -175,6 +178,7 @@ class Config:
     transports: str = "local,verbs,tcp"
     require: Literal["verbs", "tcp"] | None = None
     host: str = "127.0.0.1"
+    ports: str | None = None
     sealing: Literal["on", "off"] = "on"
     integrity: Literal["auto", "arrays", "frames"] = "auto"
     tls: str | None = None
@@ -231,6 +235,20 @@ class Config:
             )
         if not _is_address(self.host):
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
+        if self.ports is not None:
+            ports_of(self.ports)
+
+
+def ports_of(text: str) -> range:
+    """The ports of `Config.ports`.
+
+    Raises:
+        ValueError: `text` has another form than ``"first-last"``, or there are no such ports.
+    """
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16:
+        return range(int(first), int(last) + 1)
+    raise ValueError(f"ports must be two ports from 1 to 65535, the lower first, as in '7434-7533', not {text!r}")
 
 
 class FurtherSettings(TypedDict, total=False):

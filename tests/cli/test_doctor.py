@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import zcactor
 from tests.cli.conftest import NO_BINDING, Look
 from tests.objectstore.faked_groups import Usage, groups_of
-from tests.transport.certificates import Authority
+from tests.transport.certificates import DAY, Authority
 from zcactor.cli.doctor import (
     GidInfo,
     PortInfo,
@@ -243,6 +244,17 @@ def test_tls(look: Look, fabric: FakeFabric, tmp_path: Path) -> None:
     (folder / "key.pem").chmod(0o644)
     tcp = transport(look(fabric.binding(), tls=str(folder)), "tcp")
     assert not tcp.usable and "mode 0644" in tcp.reason
+
+
+def test_a_certificate_that_ends(look: Look, fabric: FakeFabric, tmp_path: Path) -> None:
+    soon, over = (Authority().folder(tmp_path / name, ends_in=days * DAY) for name, days in (("soon", 3), ("over", -1)))
+    tcp = transport(look(fabric.binding(), tls=str(soon)), "tcp")
+    day = datetime.now(UTC) + 3 * DAY
+    assert tcp.usable and f"{soon}/cert.pem ends on {day:%Y-%m-%d}" in tcp.reason
+    tcp = transport(look(fabric.binding(), tls=str(over)), "tcp")
+    day = datetime.now(UTC) - DAY
+    assert not tcp.usable and f"{over}/cert.pem has ended on {day:%Y-%m-%d}" in tcp.reason
+    assert tcp.fix == "put a new certificate there"
 
 
 def test_only_local(look: Look) -> None:

@@ -275,6 +275,21 @@ class Host(_Namespace):
             self.command("nft", "delete", "table", "inet", table)
 
     @contextlib.contextmanager
+    def guarded(self, *ports: range) -> Iterator[None]:
+        """Accept no connection, except at these ports: packets of others are lost without notice. Connections that this
+        host has opened work in both directions. This needs nftables."""
+        self._rules += 1
+        table = f"zcactor{self._rules}"
+        opened = "".join(f"tcp dport {each.start}-{each.stop - 1} accept; " for each in ports)
+        rules = f"ct state established,related accept; iif lo accept; {opened}"
+        chain = f"chain c {{ type filter hook input priority 0; policy drop; {rules}}}"
+        self.command("nft", f"table inet {table} {{ {chain}; }}")
+        try:
+            yield
+        finally:
+            self.command("nft", "delete", "table", "inet", table)
+
+    @contextlib.contextmanager
     def _losing(
         self, direction: Literal["in", "out"], percent: float, *, regular: bool, others: Sequence[Host]
     ) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.netns import Host, Network, Program, missing
+from tests.hosts.netns import Host, Network, Program, has_rules, missing
 
 pytestmark = [
     pytest.mark.root,
@@ -187,3 +187,29 @@ def test_a_bad_link_is_slower_and_nothing_else(
             program.ask("settle")
             assert program.ask("stats")["connections"] == 1, "the first one has lasted"
             assert program.ask("lost") == []
+
+
+guards = pytest.mark.skipif(not has_rules(), reason="a host that accepts no connections needs nftables that work")
+
+
+@guards
+@pytest.mark.parametrize("nbytes", [8, 16 << 10, (16 << 10) + 8, 5 * MIB, 80 * MIB])
+def test_arrays_of_a_host_that_accepts_no_connections(nbytes: int) -> None:
+    """The other end pulls from there over sockets that the owner opens."""
+    with pair(mib=512) as (_, right, a, b), right.guarded():
+        assert b.ask("add", count=1, at_once=1) == 1  # the guarded one connects
+        answers = [program.send("exchange", nbytes=nbytes, seed=1) for program in (a, b)]
+        assert a.answer(answers[0]) and b.answer(answers[1])
+        for program in (a, b):
+            program.send("settle")
+            assert program.ask("stats")["connections"] == 1
+
+
+@guards
+def test_arrays_of_a_guarded_host_that_connects_again() -> None:
+    with pair(mib=64) as (left, right, a, b), right.guarded():
+        for _ in range(2):
+            assert b.ask("exchange", nbytes=MIB, seed=3)
+            with left.down():
+                assert a.ask("alone") and b.ask("alone")
+            b.ask("meet", **a.ask("about"))

@@ -6,7 +6,7 @@ from zcactor.rpc.messages import UNCREDITED, Flags, Kind, Status
 
 
 def test_kinds() -> None:
-    names = "HELLO CALL RESPONSE ITEM STREAM_CREDIT CANCEL RELEASE CREDIT GOODBYE REGIONS PUSH FORWARD"
+    names = "HELLO CALL RESPONSE ITEM STREAM_CREDIT CANCEL RELEASE CREDIT GOODBYE REGIONS PUSH FORWARD DIAL"
     assert {kind.name: kind.value for kind in Kind} == {name: value for value, name in enumerate(names.split())}
 
 

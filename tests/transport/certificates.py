@@ -23,7 +23,7 @@ class Authority:
     def __init__(self) -> None:
         self._name = f"CA {secrets.token_hex(4)}"
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self._signed(self._name, self._key.public_key(), ends_in=2 * DAY, ca=True)
+        self.certificate = self._signed(self._name, self._key.public_key(), ends_in=60 * DAY, ca=True)
 
     def _signed(self, name: str, key: Any, *, ends_in: datetime.timedelta, ca: bool, address: str = "") -> bytes:
         now = datetime.datetime.now(datetime.UTC)
@@ -38,7 +38,7 @@ class Authority:
             made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return made.sign(self._key, SHA256()).public_bytes(Encoding.PEM)
 
-    def folder(self, path: Path, *, ends_in: datetime.timedelta = DAY, address: str = "") -> Path:
+    def folder(self, path: Path, *, ends_in: datetime.timedelta = 30 * DAY, address: str = "") -> Path:
         """Make `path` with the three files of a host, and return it. `address` is the host's, where it is to be in the
         certificate."""
         path.mkdir(parents=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zcactor.api.remote_actor import RemoteActor
     from zcactor.api.typed import Method, MethodDecorator, StreamMethod
     from zcactor.process.context import LocalProcess
+    from zcactor.rpc.session import Session
 
 __all__ = [
     "Actor",
@@ -305,6 +306,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     remote = handle._remote
     host_process, index = remote.location
     failure = "its spawn was cancelled"
+    session: Session | None = None
     try:
         session = await process.connections.connect(host_process)
         await process.requests.ask(session, "create", index, made.actor, made.object_id, 0, plain, interface, recipe)
@@ -317,6 +319,12 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
         failure = ""
         await _report(process, handle, "")
         _, _, cause = await process.head.locate(remote.actor_id)
+        if session is None:
+            text = (
+                f"its process was not reached: {error.args[0]}{cause and f' ({cause})'}. Where that process lives, let "
+                "the firewalls of both hosts pass the ports that processes listen at; the setting ports bounds them"
+            )
+            raise ActorDied(remote.label, text, False) from None
         raise ActorDied(remote.label, cause or str(error), True) from None
     finally:
         if failure:

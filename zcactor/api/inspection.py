@@ -228,11 +228,14 @@ def _why(connection: Any) -> str:
     if connection.kind == "verbs":
         frames = ", frames sealed" if connection.seals_payloads else ""
         return f"RDMA, proven by a message and a READ{frames}: {connection.describe()}"
+    further = "further sockets"
+    if connection.undialled:
+        further += f" that the peer opens, as this process cannot reach it ({connection.undialled})"
     if connection.tls:
-        return "frames and arrays over TCP by TLS; arrays received into the store over further sockets"
+        return f"frames and arrays over TCP by TLS; arrays received into the store over {further}"
     frames = "frames over TCP, sealed" if connection.sealed else "frames over TCP"
     arrays = "arrays authenticated and received" if connection.integrity == "arrays" else "arrays received"
-    return f"{frames}; {arrays} into the store over further sockets"
+    return f"{frames}; {arrays} into the store over {further}"
 
 
 def _not_tried(kind: str, allowed: list[str]) -> dict[str, str]:

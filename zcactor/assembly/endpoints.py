@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from zcactor.config import ports_of
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.folders import NoFolder, expanded
 from zcactor.objectstore.store import Block
@@ -213,6 +214,7 @@ def _between_hosts(
         )  # fmt: skip
 
     endpoint.authorize = may_read
+    endpoint.ports = None if config.ports is None else ports_of(config.ports)
     return endpoint
 
 

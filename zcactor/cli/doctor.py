@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ from zcactor.errors import AuthenticationError
 from zcactor.folders import folder_problem
 from zcactor.machine import cpu_quota, missing_calls, usable_cpus
 from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
+from zcactor.transport.stream.tls import ends_soon
 from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viability
 from zcactor.transport.verbs.driver import bindings as drivers
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
@@ -354,10 +356,16 @@ def _tcp(config: Config) -> Transport:
     if problem:
         return Transport("tcp", False, problem, "set ZCACTOR_HOST to an address of this host (ip addr)")
     try:
-        by_tls = "" if tls_of(config) is None else " by TLS"
+        tls = tls_of(config)
     except AuthenticationError as error:
         return Transport("tcp", False, str(error), "put the files there that tls needs, or unset it")
-    return Transport("tcp", True, f"can listen at {host}{by_tls}, arrays are received in place", "")
+    by_tls, ending = "", ""
+    if tls is not None:
+        by_tls, ending = " by TLS", ends_soon(tls.ends)
+        if ending and tls.ends <= datetime.now(UTC):
+            return Transport("tcp", False, f"the certificate {tls.cert} {ending}", "put a new certificate there")
+        ending = ending and f"; the certificate {tls.cert} {ending}, put a new one there"
+    return Transport("tcp", True, f"can listen at {host}{by_tls}, arrays are received in place{ending}", "")
 
 
 def _verbs(verdict: Verdict, tcp: Transport) -> Transport:

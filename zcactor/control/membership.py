@@ -15,7 +15,7 @@ from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, Remo
 from zcactor.control.ranks import Ranks
 from zcactor.control.successors import Successors
 from zcactor.control.take_over import ReportedWorker, TakeOver
-from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, ZcactorError
+from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, ProtocolError, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
@@ -24,7 +24,7 @@ from zcactor.peers.losses import ended_there, is_refused
 from zcactor.process.epochs import Deposed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from zcactor.control.head_agent import HeadAgent, Showing
     from zcactor.control.standing import Standing
@@ -87,6 +87,8 @@ class Membership:
         self.standing: Standing | None = None
         """The rights of this head, where others can lead in its place."""
         self.tell_heads: Callable[[], None] = lambda: None
+        self.identify: Callable[[str], Awaitable[object]] | None = None
+        """Asks the process at ``host:port`` for its name; None where members are not connected to (simulation)."""
 
     # ---------------------------------------------------------------- nodes
 
@@ -124,7 +126,23 @@ class Membership:
             self.forget("member", process)
             raise
         logger.info("%s has joined at %s", node.label, facts["address"])
+        self._process.tasks.start(self._connect_back(node.label, facts["address"]))
         return self.patience, self.log
+
+    async def _connect_back(self, who: str, address: str) -> None:
+        """Warn where a member that has connected to this host accepts no connection from here: its actors could not be
+        called, and arrays could be pulled from it by its own sockets only."""
+        place = address.rpartition("@")[2]
+        if self.identify is None or not place:
+            return
+        try:
+            await self.identify(place)
+        except (ConnectionLost, ProtocolError) as error:
+            logger.warning(
+                "%s has joined, and cannot be reached from the head's host: %s. Its processes have to be reached: let "
+                "its firewall pass the ports that they listen at, which the setting ports bounds (ZCACTOR_PORTS), and "
+                "see that host is an address that other hosts reach (ZCACTOR_HOST)", who, error.args[0],
+            )  # fmt: skip
 
     def _add_node(self, session: Session, facts: Mapping[str, Any], resources: Mapping[str, float]) -> NodeRecord:
         pool = RemotePool(self._process.loop, functools.partial(self._tell, session), self._agent.worker_ended)

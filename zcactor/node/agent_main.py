@@ -405,7 +405,8 @@ async def _serve(
     try:
         await endpoint.start(door.accepted)
     except OSError as error:
-        _tell(control, b"e" + f"cannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
+        at = f"port {setup['port']}" if setup["port"] or config.ports is None else f"ports {config.ports}"
+        _tell(control, b"e" + f"cannot listen at {config.host} {at}: {error.strerror}".encode())
         return 0
     address = address_of(endpoint)
     find_through(endpoint, process.places, process.head, head_address or address)
@@ -436,6 +437,7 @@ async def _serve(
         hear_of_heads(endpoint, node.watch.summoned)
     if isinstance(node, Head):
         tell_of_term(endpoint, lambda: node.recorder.epoch)
+        node.members.identify = functools.partial(identify, token=setup["token"], tls=tls_of(config))
         node.driver = setup["driver"]
         node.console.has_log = not node.driver
         if begun is None:

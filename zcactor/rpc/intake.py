@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["Intake"]
 
 # Plain ints: an IntEnum member costs a method call in each comparison.
-_CALL, _RESPONSE, _ITEM, _CREDIT, _GOODBYE, _REGIONS, _CANCEL, _STREAM_CREDIT, _PUSH, _FORWARD = (
+_CALL, _RESPONSE, _ITEM, _CREDIT, _GOODBYE, _REGIONS, _CANCEL, _STREAM_CREDIT, _PUSH, _FORWARD, _DIAL = (
     int(k)
     for k in (
         Kind.CALL, Kind.RESPONSE, Kind.ITEM, Kind.CREDIT, Kind.GOODBYE, Kind.REGIONS, Kind.CANCEL, Kind.STREAM_CREDIT,
-        Kind.PUSH, Kind.FORWARD,
+        Kind.PUSH, Kind.FORWARD, Kind.DIAL,
     )
 )  # fmt: skip
 _OK, _MOVED = int(Status.OK), int(Status.MOVED)
@@ -173,6 +173,8 @@ class Intake:
                 found.stream.credit(extra)
         elif kind == _GOODBYE:
             self._session.goodbye = True
+        elif kind == _DIAL:
+            self._session.connection.dial()
         return end
 
     def _respond_to(self, call: Call, code: int, payload: bytes, parts: Sequence[Part], flags: int) -> None:

@@ -42,6 +42,8 @@ class Kind(IntEnum):
     FORWARD = 11
     """Push the result of call `id` to the process in the payload, under the key `extra`. It is number `code` of the
     call's FORWARD frames. The RESPONSE says by bit `code` of its `extra` whether that was done."""
+    DIAL = 12
+    """Open a data socket to this side, which cannot open one (`zcactor.transport.tcp.pull`)."""
 
 
 UNCREDITED: Final = frozenset({Kind.CREDIT, Kind.GOODBYE})

@@ -54,7 +54,7 @@ _numbers = count(1)
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
 _CALL, _RESPONSE, _ITEM = int(Kind.CALL), int(Kind.RESPONSE), int(Kind.ITEM)
 _CREDIT, _GOODBYE = int(Kind.CREDIT), int(Kind.GOODBYE)
-_CANCEL, _STREAM_CREDIT = int(Kind.CANCEL), int(Kind.STREAM_CREDIT)
+_CANCEL, _STREAM_CREDIT, _DIAL = int(Kind.CANCEL), int(Kind.STREAM_CREDIT), int(Kind.DIAL)
 _PUSH, _FORWARD = int(Kind.PUSH), int(Kind.FORWARD)
 _OK = int(Status.OK)
 
@@ -185,6 +185,7 @@ class Session(Releasing):
         """Begin to receive, and send the greeting. A connection that has ended already reports it in a later turn."""
         twin = 0 if self.twin is None else self.twin.number
         hello = self.hub.hello()._replace(session=self.number, twin=twin)
+        self.connection.ask_to_dial = partial(self._control, _DIAL, 0, 0)
         self.connection.start(self)
         with self.lock, contextlib.suppress(ConnectionLost):
             buffer, offset = self.connection.reserve(_HELLO_ROOM)

@@ -133,6 +133,9 @@ class Connection(Protocol):
     """``await fetch_extents(known)`` gets the extents of the peer's GPU memory that are not known; see
     `zcactor.transport.local.extents.receive_extents`. None where the peer is not on this host."""
 
+    ask_to_dial: Callable[[], None] | None
+    """Ask the peer, over the frames, to call its end's `dial`. Set before `start` by who sends the frames; None where
+    nobody does."""
     gpu_reading: Any
     """The READs from GPU to GPU, a `zcactor.transport.verbs.peer.gpu_reading.GpuReading`. None where the peer is not
     reached through a network card."""
@@ -214,6 +217,10 @@ class Connection(Protocol):
         Raises:
             ProtocolError: the range does not lie inside the peer's arena.
         """
+
+    def dial(self) -> None:
+        """Open a data socket to the peer, for its pulls: it has asked for that, as it cannot open one to this process.
+        Returns at once. Without effect where pulls need no data sockets."""
 
     async def aclose(self) -> None:
         """Send all committed frames, then close. Idempotent. Cancelling closes at once."""

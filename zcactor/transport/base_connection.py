@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zcactor.transport.base import Flow, Receiver, RemoteRegion
     from zcactor.transport.os_process import OsProcess
 
@@ -35,6 +37,8 @@ class BaseConnection(ABC):
     fetch_extents: Any = None
     """See `zcactor.transport.base.Connection`. None unless a subclass leads to a process of this host."""
 
+    ask_to_dial: Callable[[], None] | None = None
+    """See `zcactor.transport.base.Connection`."""
     gpu_reading: Any = None
     """See `zcactor.transport.base.Connection`. None unless a subclass has a network card at both ends."""
 
@@ -47,6 +51,9 @@ class BaseConnection(ABC):
         """See `zcactor.transport.base.Connection`. None unless a subclass has data sockets."""
         del region
         return None
+
+    def dial(self) -> None:  # noqa: B027
+        """See `zcactor.transport.base.Connection`. Nothing, unless a subclass has data sockets."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

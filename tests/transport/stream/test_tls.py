@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,10 @@ def tls(tls_folder: Path) -> Tls:
 
 
 def test_contexts(tls: Tls) -> None:
-    for context in (tls.client, tls.server):
+    for context in (tls.loaded.client, tls.loaded.server):
         assert context.minimum_version is ssl.TLSVersion.TLSv1_3
         assert context.verify_mode is ssl.CERT_REQUIRED
-    assert tls.server.num_tickets == 0
+    assert tls.loaded.server.num_tickets == 0
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -367,6 +369,57 @@ async def test_an_acceptor_whose_certificate_has_expired(
     assert "does not accept this process's certificate" in caplog.text
 
 
+async def test_a_renewed_certificate_is_read_without_a_restart(
+    expired: Path, authority: Authority, tls_folder: Path, tmp_path: Path
+) -> None:
+    async with listening(expired) as endpoint:
+        assert "expired" in await refused(endpoint, stranger(tls_folder), AuthenticationError)
+        renewed = authority.folder(tmp_path / "renewed")
+        for name in ("cert.pem", "key.pem"):
+            (renewed / name).rename(expired / name)
+        for _ in range(2):
+            (await stranger(tls_folder).connect(endpoint.address)).abort()
+
+
+async def test_half_of_a_renewal_changes_nothing(
+    folder: Path, authority: Authority, tls_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    renewed = authority.folder(tmp_path / "renewed")
+    async with listening(folder) as endpoint:
+        (renewed / "cert.pem").rename(folder / "cert.pem")  # of another key
+        for _ in range(2):
+            (await stranger(tls_folder).connect(endpoint.address)).abort()
+        assert caplog.text.count("the former ones are used further") == 1
+        (renewed / "key.pem").rename(folder / "key.pem")
+        certificate = endpoint_tls(endpoint).loaded.certificate
+        (await stranger(tls_folder).connect(endpoint.address)).abort()
+        assert endpoint_tls(endpoint).loaded.certificate != certificate
+
+
+def endpoint_tls(endpoint: TcpEndpoint) -> Tls:
+    assert endpoint._tls is not None
+    return endpoint._tls
+
+
+@pytest.mark.parametrize(("ends_in", "said"), [(6 * DAY, "ends on"), (-DAY, "has ended on"), (8 * DAY, "")])
+def test_a_certificate_that_ends_within_a_week(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, ends_in: timedelta, said: str
+) -> None:
+    before = datetime.now(UTC).replace(microsecond=0)
+    tls = load_tls(authority.folder(tmp_path / "ending", ends_in=ends_in))
+    assert before <= tls.ends - ends_in <= datetime.now(UTC)
+    words = f"{tmp_path}/ending/cert.pem {said} {tls.ends:%Y-%m-%d}"
+    assert (words in caplog.text) == bool(said) == bool(caplog.text)
+
+
+def test_the_ends_that_certificates_can_state(authority: Authority, tmp_path: Path) -> None:
+    for years in (1, 40):  # two digits of a year until 2049, four from then on
+        ends_in = years * 365 * DAY
+        before = datetime.now(UTC).replace(microsecond=0)
+        tls = load_tls(authority.folder(tmp_path / str(years), ends_in=ends_in))
+        assert before <= tls.ends - ends_in <= datetime.now(UTC)
+
+
 async def test_a_connector_of_another_ca(endpoint: TcpEndpoint, foreign: Path) -> None:
     told = await refused(endpoint, stranger(foreign), AuthenticationError)
     assert "the peer's certificate is not accepted" in told
@@ -381,11 +434,14 @@ async def test_a_connector_that_is_of_another_ca_and_believes_ours(
     assert "the peer's certificate is not accepted" in caplog.text
 
 
-async def test_a_connector_without_a_certificate(endpoint: TcpEndpoint, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connector_without_a_certificate(
+    endpoint: TcpEndpoint, tls_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname, bare.verify_mode, bare.sslsocket_class = False, ssl.CERT_NONE, TlsSocket
     connector = stranger(None)
-    connector._tls = Tls(bare, bare, b"")
+    connector._tls = load_tls(tls_folder)
+    connector._tls.loaded = replace(connector._tls.loaded, client=bare, certificate=b"")
     told = await refused(endpoint, connector, AuthenticationError)
     assert "certificate required" in told
     assert "has no certificate" in caplog.text
@@ -629,14 +685,14 @@ async def test_hosts_with_certificates_of_their_own(authority: Authority, tmp_pa
 
 def test_the_certificate_is_found_among_other_text(authority: Authority, tmp_path: Path) -> None:
     folder = authority.folder(tmp_path / "plain")
-    found = load_tls(folder).certificate
+    found = load_tls(folder).loaded.certificate
     assert found == ssl.PEM_cert_to_DER_cert((folder / "cert.pem").read_text())
     plain, key = (folder / "cert.pem").read_bytes(), (folder / "key.pem").read_bytes()
     for content in (b"Certificate:\n  Data:\n" + plain + authority.certificate, key + plain, plain + key):
         (folder / "cert.pem").write_bytes(content)
-        assert load_tls(folder).certificate == found
+        assert load_tls(folder).loaded.certificate == found
     (folder / "cert.pem").write_bytes(plain.replace(b" CERTIFICATE", b" X509 CERTIFICATE"))
-    assert load_tls(folder).certificate == found
+    assert load_tls(folder).loaded.certificate == found
     (folder / "cert.pem").write_bytes(plain.replace(b" CERTIFICATE", b" TRUSTED CERTIFICATE"))
     with pytest.raises(AuthenticationError, match="does not begin with a plain certificate"):
         load_tls(folder)

@@ -37,6 +37,10 @@ async def unreachable() -> Channel:
     raise ConnectionLost("nobody listens")
 
 
+async def nothing() -> None:
+    """Open no data socket to the peer."""
+
+
 def connection_on(sock: socket.socket, server: DataServer | None = None) -> TcpConnection:
     return TcpConnection(
         sock,
@@ -45,6 +49,7 @@ def connection_on(sock: socket.socket, server: DataServer | None = None) -> TcpC
         eager_limit=1000,
         where=" at 10.1.2.3",
         connect_data=unreachable,
+        offer_data=nothing,
         server=server or DataServer(PEER.process, None, 0, lambda *_: True),
     )
 

@@ -46,7 +46,7 @@ from zcactor.transport.stream.listener import PER_SOURCE
 from zcactor.transport.tcp import pull
 from zcactor.transport.tcp.connection import TcpConnection
 from zcactor.transport.tcp.data import REQUEST, Answer
-from zcactor.transport.tcp.endpoint import TcpEndpoint, parse_address
+from zcactor.transport.tcp.endpoint import _LINK, TcpEndpoint, _packed, parse_address
 
 PATIENCE = 40.0
 """Seconds after which a test counts as hanging: a watchdog, no statement about speed."""
@@ -74,6 +74,57 @@ class TestSealedTcp(PullingSuite):
     async def test_is_sealed(self, pair: ConnectedPair) -> None:
         assert isinstance(pair.left, TcpConnection) and isinstance(pair.right, TcpConnection)
         assert pair.left.sealed and pair.right.sealed
+
+
+@contextlib.contextmanager
+def behind_a_wall(side: Side) -> Iterator[Side]:
+    """Have peers find nobody at the address of `side`."""
+    endpoint = endpoint_of(side)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        endpoint._link = lambda key: _LINK.pack(key, _packed("127.0.0.1"), nobody.getsockname()[1])  # type: ignore[method-assign]
+        yield side
+
+
+def ask_each_other(pair: ConnectedPair) -> None:
+    """Do what frames do otherwise."""
+    for one, other in ((pair.left, pair.right), (pair.right, pair.left)):
+        assert isinstance(one, TcpConnection)
+        one.ask_to_dial = one._puller.ask = other.dial
+
+
+class TestOwnerBehindAWall(PullingSuite):
+    """The left side cannot dial the right one, which has dialled it."""
+
+    flows = True
+    sealing = False
+
+    @pytest.fixture
+    def sides(self) -> Iterator[tuple[Side, Side]]:
+        with tcp_side(sealing=self.sealing) as left, tcp_side() as right, behind_a_wall(right):
+            yield left, right
+
+    @pytest.fixture
+    async def pair(self, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ConnectedPair]:
+        monkeypatch.setattr(pull, "PAUSE", 0.0)
+        left, right = sides
+        turned = await connect(right, left)
+        pair = ConnectedPair(turned.right, turned.left, sides, turned.accepted)
+        ask_each_other(pair)
+        yield pair
+        await finish(pair)
+
+    async def test_says_so(self, pair: ConnectedPair, source: bytes) -> None:
+        left, right = pair.left, pair.right
+        assert isinstance(left, TcpConnection) and isinstance(right, TcpConnection)
+        assert left.undialled == ""
+        await left.pull(region(0, 100), pair.sides[0].address, pair.sides[0])
+        assert "refused" in left.undialled and right.undialled == ""
+
+
+class TestSealedOwnerBehindAWall(TestOwnerBehindAWall):
+    flows = False
+    sealing = True
 
 
 @pytest.fixture
@@ -743,4 +794,23 @@ async def test_owner_that_announces_more_than_it_has() -> None:
         for one in (connection, *accepted):
             one.abort()
         await liar.aclose()
+        await turns()
+
+
+async def test_ports_that_are_given() -> None:
+    with tcp_side() as first, tcp_side() as second, tcp_side() as third, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        one, two, three = (endpoint_of(side) for side in (first, second, third))
+        one.ports = two.ports = range(port, port + 1)
+        await one.start(lambda connection: connection.abort())
+        assert parse_address(one.address)[2] == port
+        with pytest.raises(OSError, match=rf"each of the ports {port}-{port} is in use at 127.0.0.1;.*ZCACTOR_PORTS"):
+            await two.start(lambda connection: connection.abort())
+        three.ports = range(port, port + 20)
+        await three.start(lambda connection: connection.abort())
+        assert port < parse_address(three.address)[2] < port + 20
+        for endpoint in (one, three):
+            await endpoint.aclose()
         await turns()

@@ -224,6 +224,93 @@ async def test_owner_that_cannot_be_reached_for_a_moment(
     assert await pull(puller, 0, 10) == CONTENT[:10]
 
 
+async def offered_channel(owner: Owner) -> Channel:
+    owner.unreachable, kept = 0, owner.unreachable
+    channel = await owner.connect()
+    owner.unreachable = kept
+    return channel
+
+
+async def test_an_owner_that_cannot_be_dialled_dials(
+    owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_pull, "PAUSE", 0.0)
+    owner.unreachable = ATTEMPTS
+    asked = asyncio.Event()
+    puller.ask = asked.set
+    first = asyncio.create_task(pull(puller, 0, 10))
+    await asked.wait()
+    puller.offered(await offered_channel(owner))
+    assert await first == CONTENT[:10]
+    assert puller.undialled == "nobody listens" and owner.unreachable == 0
+    assert await pull(puller, 1, 10) == CONTENT[1:11]  # by the same socket
+    assert owner.opened == 1
+
+
+async def test_two_pulls_of_an_owner_that_is_known_to_dial(owner: Owner, puller: DataPuller) -> None:
+    owner.unreachable = 1 << 30
+    asked: list[int] = []
+    puller.ask = lambda: asked.append(1)
+    puller.undialled = "nobody listens"
+    pulls = [asyncio.create_task(pull(puller, at, 10)) for at in (0, 7)]
+    while len(asked) < 2:
+        await asyncio.sleep(0)
+    for _ in pulls:
+        puller.offered(await offered_channel(owner))
+    assert await asyncio.gather(*pulls) == [CONTENT[:10], CONTENT[7:17]]
+    assert owner.unreachable == 1 << 30
+
+
+async def test_a_cancelled_pull_leaves_its_socket_to_the_next_one(owner: Owner, puller: DataPuller) -> None:
+    asked = asyncio.Event()
+    puller.ask = asked.set
+    puller.undialled = "nobody listens"
+    cancelled = asyncio.create_task(pull(puller, 0, 10))
+    await asked.wait()
+    cancelled.cancel()
+    await asyncio.wait((cancelled,))
+    puller.offered(await offered_channel(owner))
+    assert await pull(puller, 3, 10) == CONTENT[3:13]
+    assert owner.opened == 1
+
+
+async def test_an_owner_that_neither_can_be_dialled_nor_dials(
+    owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_pull, "PAUSE", 0.0)
+    monkeypatch.setattr(tcp_pull, "COMES_WITHIN", 0.01)
+    puller.ask = lambda: None
+    for _ in range(2):
+        owner.unreachable = ATTEMPTS
+        with pytest.raises(ConnectionLost, match=r"nobody listens; asked .* opened none within 0.01 s"):
+            await pull(puller, 0, 10)
+    assert await pull(puller, 0, 10) == CONTENT[:10]  # it can be reached now
+    assert puller.undialled == ""
+
+
+async def test_an_owner_that_is_slow_and_comes_nevertheless(
+    owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways lead to a socket, and none is lost."""
+    monkeypatch.setattr(tcp_pull, "HEADSTART", 0.0)
+    asked = asyncio.Event()
+    puller.ask = asked.set
+    go_on = asyncio.Event()
+
+    async def slowly() -> Channel:
+        await go_on.wait()
+        return await owner.connect()
+
+    puller._connect = slowly
+    first = asyncio.create_task(pull(puller, 0, 10))
+    await asked.wait()
+    go_on.set()
+    assert await first == CONTENT[:10]
+    assert puller.undialled == ""
+    puller.offered(await offered_channel(owner))
+    assert len(puller._idle) == 2
+
+
 async def test_cancelled_pull_holds_its_memory_until_the_thread_has_ended(
     owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

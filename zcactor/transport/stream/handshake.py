@@ -108,6 +108,9 @@ class Purpose(IntEnum):
     that."""
     SUMMONS = 5
     """To say where the cluster's head is (`zcactor.transport.stream.summons`). The connection ends after that."""
+    OFFER = 6
+    """To let the acceptor read bytes of the connector's arena, which the acceptor cannot dial
+    (`zcactor.transport.tcp.pull`)."""
 
 
 _PURPOSES: Final = frozenset(Purpose)

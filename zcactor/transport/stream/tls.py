@@ -8,6 +8,9 @@ processes are proved by the handshake (`zcactor.transport.stream.handshake`), wh
 A client finishes before the server has checked its certificate (RFC 8446, 2), so a refusal arrives with the first bytes
 that it reads. The alert of an end (RFC 8446, 6.1) is neither sent nor awaited: frames and answers carry their lengths,
 and the end of a connection counts as a loss, whichever side caused it.
+
+Certificates end, and are renewed on the disk. The files are read again at the next connection after they have changed.
+Connections that exist go on with what they began with.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import base64
 import contextlib
 import errno
 import hashlib
+import logging
 import os
 import re
 import socket
@@ -23,6 +27,7 @@ import ssl
 import stat
 import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
@@ -33,8 +38,16 @@ from zcactor.transport.stream.handshake_io import readable, writable
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BadTls", "RefusedTls", "Tls", "TlsSocket", "load_tls"]
+__all__ = ["BadTls", "RefusedTls", "Tls", "TlsSocket", "ends_soon", "load_tls"]
 
+log = logging.getLogger("zcactor.transport")
+
+SOON: Final = timedelta(days=7)
+"""The time before the end of a certificate in which that is logged."""
+_FILES: Final = ("ca.pem", "cert.pem", "key.pem")
+_VERSION: Final = 0xA0
+_UTC_TIME: Final = 0x17
+"""Tags of DER (X.690)."""
 _HANDSHAKE: Final = b"\x16"
 """The first byte of a record with messages of the handshake (RFC 8446, 5.1)."""
 _PEM: Final = re.compile(rb"-----BEGIN (X509 |TRUSTED |)CERTIFICATE-----([^-]*)-----END ")
@@ -167,13 +180,60 @@ def _translated(error: ssl.SSLError) -> OSError:
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
-    """The certificate, key and authorities of a process; see `load_tls`."""
+class _Loaded:
+    """The files of a folder, as they were at one time."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
     certificate: bytes
-    """The certificate that both contexts use, in DER. The file may have another one by now."""
+    """The certificate that both contexts use, in DER."""
+    ends: datetime
+    """The time from which on the certificate counts no more."""
+
+
+class Tls:
+    """The certificate, key and authorities of a process; see `load_tls`, which makes it.
+
+    Raises:
+        AuthenticationError: as `load_tls`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stamp = _stamp(folder)
+        self.loaded = _load_folder(folder)
+        self._warned: datetime | None = None
+        self._warn()
+
+    @property
+    def ends(self) -> datetime:
+        """The time from which on the certificate counts no more."""
+        return self.loaded.ends
+
+    @property
+    def cert(self) -> Path:
+        """The file with the certificate."""
+        return self._folder / "cert.pem"
+
+    def _warn(self) -> None:
+        """Log once that the certificate ends soon."""
+        ends = self.loaded.ends
+        if self._warned != ends and (ending := ends_soon(ends)):
+            self._warned = ends
+            log.warning("%s %s: put a new certificate there, which is read without a restart", self.cert, ending)
+
+    def _current(self) -> _Loaded:
+        """Return the contexts for the next connection, after a look at the files. Where they have changed and cannot be
+        used, as between two files of a renewal, the former ones are used further."""
+        stamp = _stamp(self._folder)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self.loaded = _load_folder(self._folder)
+            except AuthenticationError as error:
+                log.warning("the files of tls have changed, and the former ones are used further: %s", error)
+        self._warn()
+        return self.loaded
 
     async def connect(self, sock: socket.socket) -> TlsSocket:
         """Begin TLS on `sock`, connected and non-blocking, which belongs to the result from here. Cancelling closes it.
@@ -181,7 +241,7 @@ class Tls:
         Raises:
             AuthenticationError, ProtocolError, VersionMismatch, ConnectionLost, OSError: as `TlsSocket.shake_hands`.
         """
-        return await self._wrap(sock, self.client, accepting=False)
+        return await self._wrap(sock, accepting=False)
 
     async def accept(self, sock: socket.socket) -> TlsSocket:
         """Begin TLS on a socket that was accepted; otherwise as `connect`. A peer that does not begin with TLS gets a
@@ -203,14 +263,16 @@ class Tls:
                     "cluster, set tls (ZCACTOR_TLS) there as well"
                 )
             undo.pop_all()
-        return await self._wrap(sock, self.server, accepting=True)
+        return await self._wrap(sock, accepting=True)
 
-    async def _wrap(self, sock: socket.socket, context: ssl.SSLContext, *, accepting: bool) -> TlsSocket:
+    async def _wrap(self, sock: socket.socket, *, accepting: bool) -> TlsSocket:
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
+            loaded = self._current()
+            context = loaded.server if accepting else loaded.client
             wrapped = context.wrap_socket(sock, server_side=accepting, do_handshake_on_connect=False)
             assert isinstance(wrapped, TlsSocket)
-            wrapped.certificate = self.certificate
+            wrapped.certificate = loaded.certificate
             undo.enter_context(wrapped)
             await wrapped.shake_hands()
             undo.pop_all()
@@ -225,6 +287,31 @@ def load_tls(folder: Path) -> Tls:
             another user, can be read by others, is encrypted or does not fit the certificate. The message names the
             file.
     """
+    return Tls(folder)
+
+
+def ends_soon(ends: datetime) -> str:
+    """Say when a certificate ends, or has ended; empty where that is more than a week ahead."""
+    left = ends - datetime.now(UTC)
+    if left > SOON:
+        return ""
+    return f"{'ends' if left > timedelta() else 'has ended'} on {ends:%Y-%m-%d at %H:%M} UTC"
+
+
+def _stamp(folder: Path) -> tuple[tuple[int, ...], ...]:
+    """Return a value that changes when the files of a folder are replaced or written to."""
+    return tuple(_stamp_of(folder / name) for name in _FILES)
+
+
+def _stamp_of(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:  # loading says which file, and why
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _load_folder(folder: Path) -> _Loaded:
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.check_hostname = False
     server.num_tickets = 0  # sessions are not resumed, and the server sends nothing after the handshake by itself
@@ -234,7 +321,7 @@ def load_tls(folder: Path) -> Tls:
         context.sslsocket_class = TlsSocket
     with contextlib.ExitStack() as undo:
         # Check and load the same open files, also when the names are given to other files meanwhile.
-        ca, cert, key = (_open(folder, name, undo) for name in ("ca.pem", "cert.pem", "key.pem"))
+        ca, cert, key = (_open(folder, name, undo) for name in _FILES)
         check_private("the key", folder / "key.pem", os.fstat(key), "make another")
         with open(cert, "rb", closefd=False) as file:
             chain = file.read()
@@ -243,7 +330,33 @@ def load_tls(folder: Path) -> Tls:
         os.write(copy, chain)
         for context in (client, server):
             _load(context, folder, ca, copy, key)
-    return Tls(client, server, _first(chain, folder))
+    certificate = _first(chain, folder)
+    return _Loaded(client, server, certificate, _end_of(certificate))
+
+
+def _end_of(certificate: bytes) -> datetime:
+    """Return the time at which a certificate in DER, which OpenSSL has accepted, ends (RFC 5280, 4.1)."""
+    _, at, _ = _element(certificate, _element(certificate, 0)[1])  # the signed part, in the certificate
+    if certificate[at] == _VERSION:
+        at = _element(certificate, at)[2]
+    for _ in ("serial number", "signature", "issuer"):
+        at = _element(certificate, at)[2]
+    _, begins, _ = _element(certificate, at)
+    kind, start, stop = _element(certificate, _element(certificate, begins)[2])
+    text = certificate[start:stop].decode()
+    if kind == _UTC_TIME:  # two digits of the year: 50 to 99 are of the last century
+        text = f"{'19' if text[0] >= '5' else '20'}{text}"
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _element(data: bytes, at: int) -> tuple[int, int, int]:
+    """Return the tag of the element of DER at a position, and the first and the last position of its content (X.690,
+    8.1); the last one is where the next element begins."""
+    tag, length, at = data[at], data[at + 1], at + 2
+    if length & 0x80:
+        more = length & 0x7F
+        length, at = int.from_bytes(data[at : at + more]), at + more
+    return tag, at, at + length
 
 
 def _first(chain: bytes, folder: Path) -> bytes:

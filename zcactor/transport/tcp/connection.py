@@ -6,7 +6,7 @@ import array
 import asyncio
 import fcntl
 import termios
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.mapping import NOWHERE
@@ -14,11 +14,11 @@ from zcactor.transport.stream.connection import StreamConnection
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.tcp.data import Channel
 from zcactor.transport.tcp.liveness import Liveness, received
-from zcactor.transport.tcp.pull import DataPuller
+from zcactor.transport.tcp.pull import STREAMS, DataPuller
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from zcactor.transport.base import Commit, Flow, PeerInfo, Receiver, RemoteRegion
     from zcactor.transport.mapping import Mapped, Mapping
@@ -28,6 +28,8 @@ __all__ = ["TcpConnection"]
 
 LINGER: Final = 5.0
 """Seconds that closing waits for the peer's system to confirm the last bytes. After that it counts as gone."""
+MAX_OFFERS: Final = STREAMS
+"""Data sockets that this process opens to a peer at the same time: as many as a puller uses."""
 _FIRST_LOOK: Final = 0.001
 _LAST_LOOK: Final = 0.05
 
@@ -41,6 +43,7 @@ class TcpConnection(StreamConnection):
 
     Args, beside those of `StreamConnection`, which raises the same:
         connect_data: opens a data socket to the peer, for `pull`.
+        offer_data: opens a data socket to the peer, for its pulls, and hands it to `server`.
         server: answers the peer's pulls; belongs to the connection from here.
     """
 
@@ -63,16 +66,21 @@ class TcpConnection(StreamConnection):
         eager_limit: int,
         where: str,
         connect_data: Callable[[], Awaitable[Channel]],
+        offer_data: Callable[[], Coroutine[Any, Any, None]],
         server: DataServer,
         native: bool = True,
     ) -> None:
         super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, where=where, native=native)
         self._puller = DataPuller(self.name, connect_data, self._lose)
+        self._offer_data = offer_data
+        self._offers: set[asyncio.Task[None]] = set()
         self._server = server
+        server.offered = self._puller.offered
         self._liveness: Liveness | None = None
 
     def _begin(self, receiver: Receiver) -> None:
         self._server.receiver = receiver
+        self._puller.ask = self.ask_to_dial
         super()._begin(receiver)
         self._liveness = Liveness(self._sock, self._loop, lambda how: self._lose(self._ended(how)))
 
@@ -136,6 +144,18 @@ class TcpConnection(StreamConnection):
         finally:
             del keep  # an exception that is kept refers to this frame
 
+    def dial(self) -> None:
+        """See `zcactor.transport.base.Connection`."""
+        if not self._lost and not self._server.full and len(self._offers) < MAX_OFFERS:
+            offer = self._loop.create_task(self._offer_data(), name="zcactor data socket")
+            self._offers.add(offer)
+            offer.add_done_callback(self._offers.discard)
+
+    @property
+    def undialled(self) -> str:
+        """The reason why the peer opens the data sockets for the pulls of this process; empty where it does not."""
+        return self._puller.undialled
+
     async def flow(self, region: RemoteRegion) -> Flow | None:
         """See `zcactor.transport.base.Connection`."""
         self._check(region.offset, region.nbytes)
@@ -161,6 +181,8 @@ class TcpConnection(StreamConnection):
     def _fence(self, then: Callable[[], None]) -> None:
         if self._liveness is not None:
             self._liveness.stop()
+        for offer in self._offers:
+            offer.cancel()
         self._puller.close()
         self._server.close(then)
 

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import mmap
 import os
 import re
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
     from zcactor.transport.tcp.data import Channel
 
 __all__ = ["TcpEndpoint", "parse_address"]
+
+log = logging.getLogger("zcactor.transport")
 
 BACKLOG: Final = 1024
 """Connections that the kernel holds while the loop is busy."""
@@ -137,6 +140,7 @@ class TcpEndpoint(ListeningEndpoint):
             the peer may not read them. An object with an `address` and an `offset` also keeps the arena mapped from
             that offset on at that address. Called from serving threads, under no lock. By default all peers may read
             all bytes.
+        ports: the ports of which `start` takes a free one where `port` is 0; None lets the system choose.
 
     Raises:
         ValueError: `process` has not 16 bytes, `host` is no IP address or a wildcard, or one of `arena_fd` and
@@ -174,6 +178,7 @@ class TcpEndpoint(ListeningEndpoint):
         self._mapped: memoryview | None = None
         self._exchange: Callable[[], KeyExchange | None] = key_exchange
         # Servers by the key that a data socket sends. Each belongs to its connection, which keeps it.
+        self.ports: range | None = None
         self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
 
     def viability(self) -> str | None:
@@ -196,19 +201,42 @@ class TcpEndpoint(ListeningEndpoint):
 
         Raises:
             RuntimeError: the endpoint listens already.
-            OSError: the address is not one of this host's, or the port is in use.
+            OSError: the address is not one of this host's, or the port, or each of `ports`, is in use.
         """
         self._refuse_second_start()
         with contextlib.ExitStack() as undo:
-            sock = undo.enter_context(_new_socket(self._host))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections may use the port
-            sock.bind((self._host, self._port))
-            sock.listen(BACKLOG)
+            sock = undo.enter_context(self._listening())
             self._accepted = accepted
             self._port = sock.getsockname()[1]
             self.address = _written(self.process.hex(), self._host, self._port)
             self._listener = Listener(sock, self._greet, source=_source_of)
             undo.pop_all()
+
+    def _listening(self) -> socket.socket:
+        """Return a socket that listens at the port, or at a free one of `ports`.
+
+        Raises:
+            OSError: as `start`.
+        """
+        for port in self.ports if self.ports and not self._port else (self._port,):
+            with contextlib.ExitStack() as undo:
+                sock = undo.enter_context(_new_socket(self._host))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections may use the port
+                try:
+                    sock.bind((self._host, port))
+                    sock.listen(BACKLOG)
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE or port == self._port:
+                        raise
+                    continue
+                undo.pop_all()
+                return sock
+        assert self.ports
+        raise OSError(
+            errno.EADDRINUSE,
+            f"each of the ports {self.ports.start}-{self.ports.stop - 1} is in use at {self._host}; each process needs "
+            "one, so name more of them (ports, ZCACTOR_PORTS)",
+        )
 
     async def connect(self, address: str) -> Connection:
         """Connect to the process that listens at `address`, and authenticate both sides.
@@ -276,6 +304,7 @@ class TcpEndpoint(ListeningEndpoint):
                 eager_limit=eager_limit,
                 where=f" at {sock.getpeername()[0]}",
                 connect_data=lambda: self._connect_data(address, peer_key, seals),
+                offer_data=lambda: self._offer_data(address, peer_key, server),
                 server=server,
             )
             undo.pop_all()
@@ -326,7 +355,7 @@ class TcpEndpoint(ListeningEndpoint):
         return sock, handshake
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Do the accepting side of `connect` and of `_connect_data`. Owns `sock`."""
+        """Do the accepting side of `connect`, `_connect_data` and `_offer_data`. Owns `sock`."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
             tune(sock)
@@ -341,7 +370,7 @@ class TcpEndpoint(ListeningEndpoint):
             if hello.purpose is Purpose.SUMMONS:
                 self.summoned(*await take_summons(sock, handshake, self._token))
                 return
-            if hello.purpose is Purpose.DATA:
+            if hello.purpose in (Purpose.DATA, Purpose.OFFER):
                 await self._adopt(sock, hello, handshake.transcript)
             elif hello.purpose is not Purpose.PEER:
                 raise ProtocolError(f"nobody connects over TCP for {hello.purpose.name}")
@@ -380,10 +409,34 @@ class TcpEndpoint(ListeningEndpoint):
     async def _connect_data(self, address: str, key: bytes, seals: Seals | None) -> Channel:
         """Open a data socket to the peer that listens at `address`, for the connection with this `key` and these
         seals."""
-        return await self._admitted(lambda: self._ask_for_data(address, key, seals))
+        sock, occasion = await self._admitted(lambda: self._data_socket(address, key, Purpose.DATA))
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(sock)
+            channel = self._pulling(sock, occasion, seals)
+            undo.pop_all()
+        return channel
 
-    async def _ask_for_data(self, address: str, key: bytes, seals: Seals | None) -> Channel:
-        sock, handshake = await self._introduce(address, Purpose.DATA)
+    async def _offer_data(self, address: str, key: bytes, server: DataServer) -> None:
+        """Open a data socket to the peer that listens at `address`, for its pulls, which `server` answers. Where that
+        fails the peer waits in vain, and says so."""
+        try:
+            sock, occasion = await self._admitted(lambda: self._data_socket(address, key, Purpose.OFFER))
+            with contextlib.ExitStack() as undo:
+                undo.enter_context(sock)
+                server.adopt(sock, occasion)
+                undo.pop_all()
+        except (OSError, ProtocolError) as error:
+            log.warning("process %s asked for a data socket, and got none: %s", address, error)
+
+    def _pulling(self, sock: socket.socket, occasion: bytes, seals: Seals | None) -> Channel:
+        """Make the puller's end of a data socket."""
+        if seals is None:
+            return self._connection_class().channel(sock)
+        return SealedChannel(sock, DataSeal.of(seals, occasion))
+
+    async def _data_socket(self, address: str, key: bytes, purpose: Purpose) -> tuple[socket.socket, bytes]:
+        """Open a socket for the connection with this `key`. Returns it, and the occasion that its keys come from."""
+        sock, handshake = await self._introduce(address, purpose)
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
             async with answering(address, "over TCP"):
@@ -391,12 +444,8 @@ class TcpEndpoint(ListeningEndpoint):
                 status = await receive_exactly(sock, 1)
             if status[0] != HandshakeStatus.OK:
                 raise ConnectionLost(f"process {address} has no connection to this one any more", maybe_executed=True)
-            if seals is None:
-                channel = self._connection_class().channel(sock)
-            else:
-                channel = SealedChannel(sock, DataSeal.of(seals, handshake.transcript + key))
             undo.pop_all()
-        return channel
+        return sock, handshake.transcript + key
 
     async def _adopt(self, sock: socket.socket, hello: Introduction, transcript: bytes) -> None:
         key = await receive_exactly(sock, KEY_NBYTES)
@@ -406,7 +455,10 @@ class TcpEndpoint(ListeningEndpoint):
                 sock.send(bytes((HandshakeStatus.AUTH,)))
             raise ProtocolError(f"process {hello.process.hex()} wants a data socket and has no connection for it")
         await send_all(sock, bytes((HandshakeStatus.OK,)))
-        server.adopt(sock, transcript + key)
+        if hello.purpose is Purpose.DATA:
+            server.adopt(sock, transcript + key)
+        elif server.offered is not None:
+            server.offered(self._pulling(sock, transcript + key, server.seals))
 
 
 def _anything(receiver: Receiver | None, object_id: int, offset: int, nbytes: int) -> object:

@@ -3,6 +3,10 @@
 While bytes arrive on a data socket, a thread of the process's crew (`zcactor.transport.tcp.crew`) receives them
 straight into their destination. A pull that is cancelled ends its socket, so that the thread stops. The memory is held
 until the thread has stopped. A data socket that is unused for a while is closed.
+
+The owner may be behind a firewall or an address translator, so that it can open sockets to this process, and this
+process none to it. Where opening a socket fails or takes long, the puller asks the owner, over the connection, to open
+it, and takes the one that is there first. From then on it asks at once.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import asyncio
 import contextlib
 import ctypes
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -40,6 +45,11 @@ process is stopped for some seconds, although the connection lives. And the owne
 way."""
 PAUSE: Final = 0.25
 """Seconds until the next attempt to open a socket."""
+HEADSTART: Final = 0.5
+"""Seconds after which the owner is asked to open the socket, while the attempt to open it here goes on. Opening takes
+a millisecond where packets pass, and many firewalls drop packets without an answer."""
+COMES_WITHIN: Final = 5.0
+"""Seconds that the owner has to open a socket: as long as a handshake may be silent."""
 IDLE: Final = 20.0
 """Seconds between two looks at unused data sockets. A socket that was unused from one look to the next is closed. So it
 ends before the owner gives up waiting (`zcactor.transport.tcp.data.PATIENCE`)."""
@@ -230,6 +240,10 @@ class DataPuller:
         connect: opens a data socket, connected and authenticated, which belongs to the puller from there.
         violated: called with the error where the peer violated the protocol on a data socket. The pull raises the error
             afterwards.
+
+    Attributes:
+        ask: asks the owner to open a data socket, which `offered` gets; None where it cannot be asked.
+        undialled: the reason why the owner opens the data sockets, once that was seen; empty until then.
     """
 
     def __init__(
@@ -246,6 +260,9 @@ class DataPuller:
         self._idle: list[_Stream] = []
         self._pulls: set[asyncio.Timeout] = set()
         self._flows: dict[TcpFlow, _Stream] = {}
+        self.ask: Callable[[], None] | None = None
+        self.undialled = ""
+        self._awaited: deque[asyncio.Future[Channel]] = deque()  # sockets that the owner was asked for
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None  # at unused sockets, while there are any
@@ -400,6 +417,82 @@ class DataPuller:
         return stream
 
     async def _socket(self) -> Channel:
+        """Return a new data socket, which this process or the owner has opened.
+
+        Raises:
+            ConnectionLost: neither could open one.
+            AuthenticationError, ProtocolError, VersionMismatch: as `connect`, where the owner opened none either.
+        """
+        if self.ask is None:
+            return await self._dial()
+        offer: asyncio.Future[Channel] = self._loop.create_future()
+        dialling: asyncio.Task[Channel] | None = None
+        taken: asyncio.Future[Channel] | None = None
+        try:
+            if self.undialled:
+                self._await_offer(offer)
+                await asyncio.wait((offer,), timeout=COMES_WITHIN)
+            if not offer.done():
+                self.undialled = ""
+                dialling = self._loop.create_task(self._dial())
+                await asyncio.wait((dialling,), timeout=HEADSTART)
+                if not _has_succeeded(dialling):
+                    taken = await self._either(dialling, offer)
+            taken = taken or (offer if offer.done() else dialling)
+            assert taken
+            return taken.result()
+        finally:
+            for way in (offer, dialling):
+                if way is not None and way is not taken:
+                    way.cancel()
+                    way.add_done_callback(self._spare)
+            del taken, dialling, offer, way  # the frames of an exception do not keep other exceptions
+
+    async def _either(self, dialling: asyncio.Task[Channel], offer: asyncio.Future[Channel]) -> asyncio.Future[Channel]:
+        """Ask the owner to open a data socket. Returns the way by which one has come first, or the one that failed."""
+        failure = dialling.exception() if dialling.done() else None
+        reason = f"no answer within {HEADSTART:g} s" if failure is None else str(failure.args[0])
+        self._await_offer(offer)
+        await asyncio.wait((dialling, offer), return_when=asyncio.FIRST_COMPLETED)
+        if not offer.done() and not _has_succeeded(dialling):
+            await asyncio.wait((offer,), timeout=COMES_WITHIN)
+        if not offer.done():
+            failure = None if _has_succeeded(dialling) else dialling.exception()
+            if isinstance(failure, ConnectionLost):
+                raise ConnectionLost(
+                    f"{failure.args[0]}; asked for a data socket to this process, it opened none within "
+                    f"{COMES_WITHIN:g} s: let one of the two hosts accept connections of the other",
+                    failure.maybe_executed,
+                ) from failure
+            return dialling
+        self.undialled = reason
+        return offer
+
+    def _await_offer(self, offer: asyncio.Future[Channel]) -> None:
+        if not self._awaited or self._awaited[-1] is not offer:
+            self._awaited.append(offer)
+        assert self.ask
+        self.ask()
+
+    def offered(self, channel: Channel) -> None:
+        """Take a data socket, which the owner has opened."""
+        while self._awaited:
+            offer = self._awaited.popleft()
+            if not offer.done():
+                offer.set_result(channel)
+                return
+        self._keep(channel)  # the one who asked was served otherwise
+
+    def _spare(self, way: asyncio.Future[Channel]) -> None:
+        if _has_succeeded(way):
+            self._keep(way.result())
+
+    def _keep(self, channel: Channel) -> None:
+        stream = _Stream(channel)
+        self._streams.add(stream)
+        self._put_back(stream)
+
+    async def _dial(self) -> Channel:
         for _ in range(ATTEMPTS - 1):
             try:
                 return await self._connect()
@@ -431,6 +524,10 @@ class DataPuller:
 def _pieces(nbytes: int) -> Iterator[tuple[int, int]]:
     for start in range(0, nbytes, PIECE_NBYTES):
         yield start, min(PIECE_NBYTES, nbytes - start)
+
+
+def _has_succeeded(way: asyncio.Future[Channel]) -> bool:
+    return way.done() and not way.cancelled() and way.exception() is None
 
 
 def _look_at(worker: asyncio.Task[None]) -> None:

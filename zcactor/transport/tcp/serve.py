@@ -67,6 +67,8 @@ class DataServer:
 
     Attributes:
         receiver: the receiver of the connection, once there is one.
+        offered: takes data sockets that the peer has opened for the pulls of this process; set by the connection.
+        seals: as the argument.
     """
 
     def __init__(
@@ -80,10 +82,11 @@ class DataServer:
         arena: Callable[[], memoryview] | None = None,
     ) -> None:
         self._channel = channel
-        self._seals = seals
+        self.seals = seals
         self._arena = arena
         self.process = process
         self.receiver: Receiver | None = None
+        self.offered: Callable[[Channel], None] | None = None
         self._arena_fd = arena_fd
         self._arena_nbytes = arena_nbytes
         self._authorize = authorize
@@ -114,10 +117,10 @@ class DataServer:
         with contextlib.ExitStack() as undo:
             if arena >= 0:
                 undo.callback(os.close, arena)
-            if self._seals is None:
+            if self.seals is None:
                 channel = self._channel(sock)
             else:
-                channel = SealedChannel(sock, DataSeal.of(self._seals, occasion), self._arena and self._arena())
+                channel = SealedChannel(sock, DataSeal.of(self.seals, occasion), self._arena and self._arena())
             try:
                 crew.run(partial(self._serve, channel, arena))
             except crew.NoThread as error:
