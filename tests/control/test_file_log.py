@@ -87,6 +87,7 @@ async def test_nothing_is_taken_for_empty(tmp_path: Path) -> None:
     def restore() -> None:
         for name, data in kept.items():
             (tmp_path / name).write_bytes(data)
+            (tmp_path / name).chmod(0o600)
 
     path.unlink()
     assert f"the log {path} is missing, and its term 1 has begun: put it back; or start" in await refused(tmp_path)
