@@ -266,7 +266,8 @@ class FurtherSettings(TypedDict, total=False):
     warn_after: float | None
     loop: Literal["uvloop", "asyncio"] | None
     host: str | None
-    sealing: Literal["auto", "on", "off"] | None
+    ports: str | None
+    sealing: Literal["on", "off"] | None
     integrity: Literal["auto", "arrays", "frames"] | None
     verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] | None
     verbs_device: str | None
