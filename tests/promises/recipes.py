@@ -354,9 +354,9 @@ def write(x: Any, value: int) -> bool:
                 x.dtype.type(value) if x.dtype.kind == "f" else value % 2 if x.dtype.kind == "b" else x.iloc[::-1]
             )
         elif isinstance(x, memoryview):
-            plain = x.cast("B") if x.c_contiguous else None
-            if plain is None or not plain.nbytes:
+            if not x.c_contiguous or not x.nbytes:
                 return False
+            plain = x.cast("B")
             plain[:] = bytes([value]) * plain.nbytes
         elif isinstance(x, ctypes.Array):
             ctypes.memset(x, value, ctypes.sizeof(x))

@@ -243,9 +243,11 @@ class Desk:
         if own:
             self.things.append(Thing(value, "zc.zeros"))
             return seen
-        self.kept[label] = value, seen
-        if label % 4 == 0 and isinstance(value, np.ndarray):
+        used = label % 4 == 0 and isinstance(value, np.ndarray)
+        if used:
             self.things.append(Thing(value, "received"))
+        if not used or not value.flags.writeable:  # what is small and was an argument is this actor's to write to
+            self.kept[label] = value, seen
         return seen
 
     def changed(self) -> list[int]:
