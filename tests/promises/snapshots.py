@@ -206,7 +206,7 @@ class Desk:
             moved = zc.move(thing.value)
         except (TypeError, ValueError) as error:
             return repr(error)
-        # What holds the array itself cannot use it any more, either.
+        # Objects that hold the array itself cannot use it any more, either.
         self.things = [each for each in self.things if getattr(each.value, "buffer", each.value) is not thing.value]
         return moved
 
@@ -246,7 +246,7 @@ class Desk:
         used = label % 4 == 0 and isinstance(value, np.ndarray)
         if used:
             self.things.append(Thing(value, "received"))
-        if not used or not value.flags.writeable:  # what is small and was an argument is this actor's to write to
+        if not used or not value.flags.writeable:  # a small argument is this actor's to write to
             self.kept[label] = value, seen
         return seen
 

@@ -1,4 +1,4 @@
-"""What SECURITY.md promises about those without the token: whose bytes are obeyed, and whose become code."""
+"""The promises of SECURITY.md about those without the token: the bytes that are obeyed, and those that become code."""
 
 from __future__ import annotations
 

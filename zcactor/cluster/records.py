@@ -102,8 +102,8 @@ def list_nodes(base: Path, name: str = "*") -> list[NodeFile]:
 
 
 def _records_in(directory: Path) -> list[bytes]:
-    """The contents of the records in a run directory. What they say is looked at on what is open, and not by name: in
-    the temporary directory another user may exchange a link of his meanwhile."""
+    """The contents of the records in a run directory. Facts about a file are asked of the open file, and not of its
+    name: in the temporary directory another user may exchange a link of his meanwhile."""
     found: list[bytes] = []
     with contextlib.ExitStack() as undo:
         try:

@@ -74,7 +74,7 @@ class EtcdSilent(Exception):
         self.unusable = unusable
 
 
-# What is read of etcd's answers. 64-bit numbers are strings.
+# The fields of etcd's answers that are read. 64-bit numbers are strings.
 _Number = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,19}$")]
 _Bytes = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]*={0,2}$")]
 
@@ -148,7 +148,7 @@ _FORMS: Final[Mapping[str, type]] = {
 
 
 def odd(path: str, body: Message, answer: Message) -> str:
-    """What is wrong with an answer to a request that was carried out: something that answers need not be etcd. Empty
+    """The fault of an answer to a request that was carried out: something that answers need not be etcd. Empty
     where it has the form that the functions here read."""
     form = _FORMS.get(path)
     try:
@@ -290,7 +290,7 @@ class EtcdKeys:
         return {"success": [{"request_range": self._range(self._candidates)}]}
 
     def candidates(self, answer: Message) -> list[str]:
-        """The addresses of all candidates, in order. What somebody without the token has written is left out."""
+        """The addresses of all candidates, in order, without those that somebody without the token has written."""
         found = []
         for kv in _kvs(answer["responses"][0]):
             try:

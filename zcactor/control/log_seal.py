@@ -1,6 +1,6 @@
-"""The encryption of what a head's log holds: whoever can write to a log must not become the cluster's user by that.
+"""The encryption of the values in a head's log: write access to a log must not make anybody the cluster's user.
 
-Recipes of actors are pickles, and whoever makes a pickle runs code where it is read. So each value of a log is sealed
+Recipes of actors are pickles, and a pickle runs its maker's code where it is read. So each value of a log is sealed
 by AES-256-GCM (NIST SP 800-38D) under a key of the cluster's token::
 
     epoch (u64, little-endian)   nonce (12)   ciphertext   tag (16)

@@ -51,7 +51,7 @@ from zcactor.transport.tcp.endpoint import _LINK, TcpEndpoint, _packed, parse_ad
 PATIENCE = 40.0
 """Seconds after which a test counts as hanging: a watchdog, no statement about speed."""
 STRANGER_HELLO = preamble() + Introduction(b"s" * 16, 1, 0, 4, 64).encode()
-"""What a stranger sends who does everything but prove the token."""
+"""The hello of a stranger who does everything but prove the token."""
 
 
 class TestTcp(PullingSuite):

@@ -114,8 +114,8 @@ class _Place:
         return self.messages >= PROOF
 
     def is_silent(self, now: float) -> bool:
-        """Whether the peer owes its hello or its proof for `SILENT` seconds. What this process has not read yet counts:
-        not the peer is late then."""
+        """Whether the peer owes its hello or its proof for `SILENT` seconds. While bytes of it are not read
+        yet, not the peer is late."""
         if self.proven:
             return False
         if self.messages >= HELLO and not self._hello:
