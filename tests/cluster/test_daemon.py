@@ -149,7 +149,7 @@ def test_one_that_does_not_end_in_time_is_killed(hosts: Hosts, monkeypatch: pyte
     node = hosts.start()
     node.process.send_signal(signal.SIGSTOP)
     until(lambda: Path(f"/proc/{node.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "its stop")
-    monkeypatch.setattr(daemon, "_KILLED", 0.2)
+    monkeypatch.setattr(daemon, "_KILLED", 3.0)
     assert stop_nodes(0.0, hosts.run_directories("a")) == [(node.record, False), (beside(node).record, True)]
     assert node.process.wait() == -signal.SIGKILL
     until(lambda: not hosts.processes(), "what it had started to end with it")
