@@ -201,6 +201,25 @@ CASES = {
         for array in arrays[::10]: assert await peer.ends(array) == (array[0], array[0])
         assert [child.result() for child in children] == [[1.0, 1.0]] * 3
     """,
+    "during a sum of a group": """
+        members = [await zc.actor(Member).options(num_cpus=0).spawn() for _ in range(2)]
+        group = await zc.group(members)
+        for count in (100, 1 << 16, 1 << 20):
+            for own in (False, True):
+                calls = [each.forks_in(group, count, own, rank + 1.0) for rank, each in enumerate(members)]
+                found = await zc.get(calls)
+                assert found == [[[3.0, 3.0], [rank + 1.0] * 2, [9.0, 9.0]] for rank in range(2)], (count, own, found)
+    """,
+    "sums after a fork and a write": """
+        members = [await zc.actor(Member).options(num_cpus=0).spawn() for _ in range(2)]
+        group = await zc.group(members)
+        for count in (100, 2048, 1 << 13, 1 << 16, 1 << 18):
+            for name in ("np.full", "zc.full", "halves", "pieces"):
+                for turn in range(2):  # of two ranks, one reads the other's array, by turns
+                    calls = [each.writes(group, count, name, rank + 1.0) for rank, each in enumerate(members)]
+                    found = await zc.get(calls)
+                    assert found == [[30.0, 30.0, 30.0, 30.0, 10.0, 20.0]] * 2, (count, name, found)
+    """,
 }
 CLASSES = """
 class Scaler:
@@ -215,6 +234,30 @@ class Forks:
         x[:] = 7.0
         return [child.result(), ends(x)]
     async def on_the_loop(self): return self.plain()
+class Member:
+    # Forks while its input is lent to the other ranks, and while it reads theirs; `own` gives the place of the result.
+    async def forks_in(self, group, count, own, value):
+        x, out = np.full(count, value), np.empty(count) if own else None
+        work = group.allreduce(x, out=out)
+        children = [Child(lambda: ends(x))]
+        while not work.done():
+            if len(children) < 3: children.append(Child(lambda: ends(x)))
+            await asyncio.sleep(0)
+        total = await work
+        x[:] = 9.0
+        told = [child.result() for child in children]
+        assert all(each == told[0] for each in told), told
+        return [ends(total), told[0], ends(x)]
+    async def writes(self, group, count, name, value):
+        made = zc.full(count, value) if name == "zc.full" else np.full(count if name == "np.full" else 2 * count, value)
+        x = {"halves": made[:count], "pieces": made[::2]}.get(name, made)
+        if name == "halves": del made
+        child = Child(lambda: ends(x))
+        x[:] = 10 * value
+        total, all_of_them = await group.allreduce(x), await group.allgather(x)
+        async with group.reducer(op="sum") as reducer: reducer.add("x", x)
+        assert child.result() == [value] * 2
+        return ends(total) + ends(reducer.result()["x"]) + ends(all_of_them)
 def of_data(_): return ends(DATA)
 """
 
