@@ -244,7 +244,7 @@ def test_two_types_at_once(error: Exception) -> None:
     for one in (remote, pickle.loads(pickle.dumps(remote))):
         assert isinstance(one, RemoteError)
         assert isinstance(one, type(error))
-        assert type(one).__name__ == type(error).__name__
+        assert (type(one).__module__, type(one).__name__) == (type(error).__module__, type(error).__name__)
         assert repr(one.args) == repr(error.args)
         assert one.remote[:-1] == tuple(FIELDS.values())
         assert type(one.remote.original) is type(error)

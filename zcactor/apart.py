@@ -20,6 +20,7 @@ __all__ = [
     "has_own_reduction",
     "made_of",
     "make",
+    "module_of",
     "mro_of",
     "namespace_of",
     "put_together",
@@ -40,7 +41,7 @@ context_of = _ERROR["__context__"].__get__
 suppresses_context = _ERROR["__suppress_context__"].__get__
 _args_of, _set_args = _ERROR["args"].__get__, _ERROR["args"].__set__
 mro_of, namespace_of, _flags = _TYPE["__mro__"].__get__, _TYPE["__dict__"].__get__, _TYPE["__flags__"].__get__
-_qualname, _module = _TYPE["__qualname__"].__get__, _TYPE["__module__"].__get__
+_qualname, module_of = _TYPE["__qualname__"].__get__, _TYPE["__module__"].__get__
 bare = BaseException.with_traceback
 """``bare(error, None)`` drops the traceback, whose frames keep objects alive, and returns the exception."""
 
@@ -60,7 +61,7 @@ def class_name(cls: type) -> str:
 
 def type_name(cls: type) -> str:
     """The qualified name of a class, with its module unless that is ``builtins``."""
-    module, name = _module(cls), class_name(cls)
+    module, name = module_of(cls), class_name(cls)
     return name if type(module) is not str or module == "builtins" else f"{module}.{name}"
 
 

@@ -41,6 +41,7 @@ from zcactor.apart import (
     class_name,
     fields_of,
     has_own_reduction,
+    module_of,
     mro_of,
     namespace_of,
     put_together,
@@ -515,8 +516,7 @@ def _dual_class(cls: type) -> type[Exception]:
     known = _duals.get(id(cls))
     if known is not None:
         return known
-    own = namespace_of(cls)
-    namespace = {"__module__": own.get("__module__"), "__qualname__": class_name(cls), "__slots__": (_SLOT,)}
+    namespace = {"__module__": module_of(cls), "__qualname__": class_name(cls), "__slots__": (_SLOT,)}
     metaclass: Any = type(cls)
     dual: type[Exception]
     name = class_name(cls).rpartition(".")[2]

@@ -164,9 +164,9 @@ class SharingMachine(RuleBasedStateMachine):
                 held.memory.shared = True
                 for each in held.memory.arrays:  # the array that all of them are views of is closed, too
                     each.closed |= each.part == slice(None)
-        assert not there.flags.writeable
         memory = Memory(held.expected.copy())
-        memory.shared = True
+        memory.shared = result or held.array.nbytes >= EAGER_LIMIT  # a small argument is the method's own
+        assert there.flags.writeable is not memory.shared
         return self._hold(1 - held.side, memory, there)
 
     @rule(target=arrays, held=arrays, result=st.booleans())

@@ -213,7 +213,8 @@ async def test_entries_of_another_log_or_time_are_refused(tmp_path: Path, change
         else:
             database.execute("UPDATE terms SET epoch = -1")
     log = FileLog(path.parent, bytes(32))
-    with pytest.raises(LogUnusable, match="has an entry recipe 'r' of somebody else"):
+    refusals = {"the entries": "has an entry recipe 'r' of somebody else", "the epoch": "no number of its last term"}
+    with pytest.raises(LogUnusable, match=refusals[change]):
         await log.load(await log.campaign(ONE))
     await log.aclose()
 

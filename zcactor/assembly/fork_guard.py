@@ -60,8 +60,9 @@ def _watch(loop: asyncio.AbstractEventLoop, fd: int) -> None:
 
 def _ended(loop: asyncio.AbstractEventLoop, fd: int) -> None:
     loop.remove_reader(fd)
+    leases = _kept.pop(fd)  # forgotten before the number is free for the descriptor of the next child
     os.close(fd)
-    del _kept[fd]
+    del leases
     reap()
 
 

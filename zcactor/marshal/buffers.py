@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.later import np
 from zcactor.marshal.arrays import array_address
-from zcactor.marshal.sharing import share, share_at
+from zcactor.marshal.sharing import CLAIMED, share, share_at
+from zcactor.native import hot
 
 if TYPE_CHECKING:
     import pickle
@@ -50,13 +51,19 @@ class Buffers:
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Take a buffer, as ``buffer_callback``. The result says whether the buffer is to be written into the
-        pickle."""
+        pickle.
+
+        Raises:
+            ValueError: it is of an array that takes the result of a group's operation under way.
+        """
         raw = buffer.raw()
+        # The array itself is passed; of any other exporter, what it exports.
+        array = raw.obj if isinstance(raw.obj, np.ndarray) else None
+        if array is not None and hot.claimed(array):
+            raise ValueError(CLAIMED)
         if raw.nbytes < self._packing.eager_limit:
             return True
-        holder = None
-        if isinstance(raw.obj, np.ndarray):  # the array itself is passed; of any other exporter, what it exports
-            holder = share(self._packing.store, raw.obj, self._packing.closed)
+        holder = None if array is None else share(self._packing.store, array, self._packing.closed)
         self._arrays.append((np.frombuffer(raw, np.uint8), holder))
         return False
 

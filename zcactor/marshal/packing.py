@@ -332,6 +332,8 @@ class Packing:
                     self._placed[id(array), True] = entry
                 array = entry[1]
                 holder = root_of(array)
+                if holder.is_forked:
+                    self.store.write_back(holder)
             packed = self.reference(array, holder, RegionKind.MOVED)
         self.moved.append(move)
         return packed

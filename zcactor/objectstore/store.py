@@ -551,13 +551,13 @@ class Store:
                 their own flag, which the caller clears.
         """
         if not block.sealed and block.is_forked:
-            self._write_back(block)
+            self.write_back(block)
         block.sealed = True
         close_array(block.array)
         if root is not None:
             root.setflags(write=False)
 
-    def _write_back(self, block: Block) -> None:
+    def write_back(self, block: Block) -> None:
         """Write the bytes of a block that a fork has made private to the arena's file, where peers read them. No array
         of a forked child lies over it: it was made by this package, and the fork came while it was filled."""
         view = memoryview((ctypes.c_char * block.nbytes).from_address(block.address))

@@ -313,8 +313,8 @@ static void after_fork_in_child(void) {
 int dup_of_child(void) {
     int fd = -1;
     pthread_mutex_lock(&children_lock);
-    if (nchildren && children[nchildren - 1].number == nforks && children[nchildren - 1].fd >= 0)
-        fd = fcntl(children[nchildren - 1].fd, F_DUPFD_CLOEXEC, 3);
+    for (uint32_t i = 0; i < nchildren && fd < 0; i++) /* another thread may have sorted out children that ended */
+        if (children[i].number == nforks && children[i].fd >= 0) fd = fcntl(children[i].fd, F_DUPFD_CLOEXEC, 3);
     pthread_mutex_unlock(&children_lock);
     return fd;
 }
