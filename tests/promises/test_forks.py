@@ -210,6 +210,34 @@ CASES = {
                 found = await zc.get(calls)
                 assert found == [[[3.0, 3.0], [rank + 1.0] * 2, [9.0, 9.0]] for rank in range(2)], (count, own, found)
     """,
+    "writes to arrays that were closed before": """
+        x, y = np.full(N, 1.0), np.full(N, 1.0)
+        view = y[:]
+        await peer.keep(x)
+        await peer.keep(y)
+        child = Child(lambda: ends(x) + ends(y))
+        x.flags.writeable = True
+        x[:] = 2.0
+        x.flags.writeable = False
+        view[:] = 3.0
+        for _ in range(2):
+            assert await peer.ends(x) == (2.0, 2.0) and await peer.ends(y) == await peer.ends(y[5:]) == (3.0, 3.0)
+        assert child.result() == [1.0] * 4
+    """,
+    "while moved arrays are copied": """
+        done = []
+        def fork():
+            while not done: Child(lambda: 1).result()
+        thread = threading.Thread(target=fork)
+        thread.start()
+        for value in range(1, 31):
+            x = np.full(2 * N, float(value))
+            look = x[:10]  # the array is copied, as somebody else holds its memory
+            await peer.keep(zc.move(x))
+            assert await peer.kept() == (value, value)
+        done.append(1)
+        thread.join()
+    """,
     "sums after a fork and a write": """
         members = [await zc.actor(Member).options(num_cpus=0).spawn() for _ in range(2)]
         group = await zc.group(members)

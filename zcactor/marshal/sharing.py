@@ -59,9 +59,9 @@ PIECE: Final = "piece of an open array"
 def is_of(store: Store, root: object) -> bool:
     """Whether `root`, from `root_of`, is an object of `store` or was granted to its process. Objects of an earlier
     runtime are ordinary memory: no peer could reach them under this process's id. So is memory that a fork has made
-    private to this process, unless nobody could write to it any more at that moment."""
+    private to this process, unless it was closed before, and is as it was."""
     if type(root) is Block:
-        return root.store is store and (root.sealed or not root.is_forked)
+        return root.store is store and root.is_seen
     return type(root) is Lease and root.reader == store.process and not (root.forked and root.writable)
 
 

@@ -43,6 +43,8 @@ _PAGE: Final = 4096
 """Alignment in bytes of objects of at least `_OWN_PAGES_NBYTES`."""
 _OWN_PAGES_NBYTES: Final = 16 << 10
 """Bytes from which a block shares no page with others: it can stay shared at a fork, which makes pages private."""
+_COMPARED: Final = 1 << 20
+"""Bytes of the file of an arena that are compared with memory at once."""
 _UNKNOWN: Final = (-1, -1)
 """The key in `Block.digests` of bytes that a peer may have copied, without a digest of theirs."""
 _MOST_DIGESTS: Final = 4096
@@ -147,6 +149,12 @@ class Block:
         """Whether a fork has made the memory private, so that peers do not see what is written to it. A block that was
         sealed before the fork can be read by peers all the same."""
         return self.store.heap.is_private(self.offset)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether peers see the bytes as this process does. Bytes that were sealed before a fork are as they were then,
+        unless somebody has opened their array since, or has written by a view from before."""
+        return not self.is_forked or (self.sealed and (self.private or self.store.is_in_file(self)))
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
         """Lease the block to the peer of `session`. From now on its id can be looked up.
@@ -455,7 +463,7 @@ class Store:
         may keep a copy under that id. So the bytes become another object, with another id, once somebody could write to
         them again: after the block was dropped, or after the array's flags were set back.
 
-        Memory that a fork has made private counts as outside the store, unless it was sealed before.
+        Memory that a fork has made private counts as outside the store, unless it was sealed before, and is unchanged.
         """
         offset = low - self.arena.address
         start = self.heap.around(offset) if 0 <= offset < self.capacity else -1
@@ -480,7 +488,7 @@ class Store:
             if array is not None and array.flags.writeable:
                 block = self.block_over(block.hold, block.nbytes)
                 block.of_numpy = True
-        if not block.sealed and block.is_forked:
+        if not block.is_seen:
             return None
         return block if high <= block.address + block.nbytes else None
 
@@ -526,7 +534,7 @@ class Store:
         if not self.heap.is_private(start):
             return True
         block = self._living(self._blocks.get(start))
-        return block is not None and block.sealed
+        return block is not None and block.is_seen
 
     @staticmethod
     def bounds(array: NDArray[Any]) -> tuple[int, int]:
@@ -564,6 +572,16 @@ class Store:
         done = 0
         while done < block.nbytes:
             done += os.pwrite(self.arena.fd, view[done:], block.offset + done)
+
+    def is_in_file(self, block: Block) -> bool:
+        """Whether the arena's file has the same bytes as the memory of `block`, which a fork has made private."""
+        part = bytearray(min(block.nbytes, _COMPARED))
+        seen = memoryview((ctypes.c_char * block.nbytes).from_address(block.address)).cast("B")
+        for at in range(0, block.nbytes, _COMPARED):
+            there = memoryview(part)[: min(_COMPARED, block.nbytes - at)]
+            if os.preadv(self.arena.fd, [there], block.offset + at) < len(there) or there != seen[at : at + len(there)]:
+                return False
+        return True
 
     def read_back(self, block: Block) -> None:
         """Read what a peer has written to the bytes of `block`, which was moved there, after a fork has made the memory
