@@ -152,7 +152,7 @@ async def test_a_broken_gpu_ends_the_actors_process() -> None:
                 assert await actor.works() == 30, "another process has a context that works"
         while (await state_of(told.actor_id)).state != "dead":
             await asyncio.sleep(0.01)
-        with pytest.raises(zc.ActorDied, match="ended itself, as its GPU cannot be used: .* broke the context"):
+        with pytest.raises(zc.ActorDied, match="ended itself: its GPU cannot be used: .* broke the context"):
             await actor.works()
         assert await free_gpus() == 1
 
@@ -165,7 +165,7 @@ async def test_a_broken_gpu_is_noticed_where_the_actor_goes_on() -> None:
         (told,) = await zc.actors()
         while (await state_of(told.actor_id)).state != "dead":
             await asyncio.sleep(0.01)
-        with pytest.raises(zc.ActorDied, match="ended itself, as its GPU cannot be used"):
+        with pytest.raises(zc.ActorDied, match="ended itself: its GPU cannot be used"):
             await actor.works()
 
 
