@@ -126,17 +126,17 @@ class Membership:
             self.forget("member", process)
             raise
         logger.info("%s has joined at %s", node.label, facts["address"])
-        self._process.tasks.start(self._connect_back(node.label, facts["address"]))
+        place = facts["address"].rpartition("@")[2]
+        if self.identify is not None and place:
+            self._process.tasks.start(self._connect_back(self.identify, node.label, place))
         return self.patience, self.log
 
-    async def _connect_back(self, who: str, address: str) -> None:
+    @staticmethod
+    async def _connect_back(identify: Callable[[str], Awaitable[object]], who: str, place: str) -> None:
         """Warn where a member that has connected to this host accepts no connection from here: its actors could not be
         called, and arrays could be pulled from it by its own sockets only."""
-        place = address.rpartition("@")[2]
-        if self.identify is None or not place:
-            return
         try:
-            await self.identify(place)
+            await identify(place)
         except (ConnectionLost, ProtocolError) as error:
             logger.warning(
                 "%s has joined, and cannot be reached from the head's host: %s. Its processes have to be reached: let "

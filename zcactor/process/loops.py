@@ -74,7 +74,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly), or the
             program's file is imported in an actor's process, or by a child of multiprocessing. `main` is closed.
         ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``. `main` is closed.
-        CallMissing: the machine lacks a call of the system. `main` is closed.
+        OSError: the machine lacks a call of the system. `main` is closed.
         Exception: the error of `main`.
         SystemExit: SIGTERM has cancelled `main`.
     """

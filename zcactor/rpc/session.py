@@ -18,6 +18,7 @@ from collections import deque
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
@@ -63,6 +64,12 @@ hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.S
 
 def _share_nothing(*_: object) -> None:
     return None
+
+
+def _ask_to_dial(session: ref[Session]) -> None:
+    """Ask the peer of a session that still lives for a data socket. The connection must not keep its session alive."""
+    if (living := session()) is not None:
+        living._control(_DIAL, 0, 0)
 
 
 class Session(Releasing):
@@ -185,7 +192,7 @@ class Session(Releasing):
         """Begin to receive, and send the greeting. A connection that has ended already reports it in a later turn."""
         twin = 0 if self.twin is None else self.twin.number
         hello = self.hub.hello()._replace(session=self.number, twin=twin)
-        self.connection.ask_to_dial = partial(self._control, _DIAL, 0, 0)
+        self.connection.ask_to_dial = partial(_ask_to_dial, ref(self))
         self.connection.start(self)
         with self.lock, contextlib.suppress(ConnectionLost):
             buffer, offset = self.connection.reserve(_HELLO_ROOM)
