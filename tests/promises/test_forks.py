@@ -210,6 +210,13 @@ CASES = {
                 found = await zc.get(calls)
                 assert found == [[[3.0, 3.0], [rank + 1.0] * 2, [9.0, 9.0]] for rank in range(2)], (count, own, found)
     """,
+    "during a sum of small arrays": """
+        members = [await zc.actor(Member).options(num_cpus=0).spawn() for _ in range(3)]
+        group = await zc.group(members)
+        for turn in range(3):
+            found = await zc.get([each.forks_in(group, 1500, False, rank + 1.0) for rank, each in enumerate(members)])
+            assert found == [[[6.0, 6.0], [rank + 1.0] * 2, [9.0, 9.0]] for rank in range(3)], found
+    """,
     "writes to arrays that were closed before": """
         x, y = np.full(N, 1.0), np.full(N, 1.0)
         view = y[:]
@@ -297,10 +304,10 @@ def of_data(_): return ends(DATA)
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 @pytest.mark.parametrize("case", CASES)
 def test_arrays_after_a_fork(case: str, transport: str, loop: str) -> None:
-    body = CASES[case]
+    body, eager = CASES[case], 4096 if "small" in case else 16384
     source = f"""{PRELUDE}{CLASSES}
 async def main():
-    async with zc.init(transports=["{transport}"], store_capacity=64 << 20):
+    async with zc.init(transports=["{transport}"], store_capacity=64 << 20, eager_limit={eager}):
         peer, scaler = await zc.spawn(Peer), await zc.spawn(Scaler)
 {body}
     tell(end=1)

@@ -163,7 +163,7 @@ class Concatenate(_Rows):
             return
         self.shape = shape
         if self.seq % member.size == member.rank:
-            block = self.process.store.allocate(self._nbytes)
+            block = self.process.store.allocate_apart(self._nbytes)
             block.written = True
             member.offer(self.seq, block)
             self.offered(member.rank, block)

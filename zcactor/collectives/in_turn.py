@@ -77,7 +77,7 @@ class InTurn(InPlace):
                 self.published[rank] = publication._replace(owner=owner, offset=publication.data)
             elif not publication.owner:
                 raise ProtocolError(f"rank {rank} did not say where its input is")
-        self.result = self.process.store.allocate(self.array.nbytes)
+        self.result = self.process.store.allocate_apart(self.array.nbytes)
         self.work(0, self.count, Operand(self.result.address, None, self.result))
 
     def checked(self, result: Any) -> Array:

@@ -218,7 +218,7 @@ class PromptInTurn(Prompt, InTurn):
         theirs = mapped.address
         if theirs % array.itemsize:
             raise ProtocolError(f"rank {1 - member.rank} has an input that is not aligned: it is at {offset}")
-        block = store.allocate(recipe.nbytes)
+        block = store.allocate_apart(recipe.nbytes)
         inputs = (array, theirs) if member.rank == 0 else (theirs, array)
         hot.fold(recipe.kind, inputs, block.address, array.size, recipe.divisor)
         recipe.counts.bytes_reduced += 2 * recipe.nbytes

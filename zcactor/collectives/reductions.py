@@ -244,7 +244,7 @@ class Shared(InPlace):
         """The memory for the result; the ranks take turns."""
         if self.seq % self.member.size != self.member.rank:
             return None
-        block = self.process.store.allocate(self.array.nbytes)
+        block = self.process.store.allocate_apart(self.array.nbytes)
         block.written = True
         return block
 

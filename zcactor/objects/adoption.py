@@ -292,7 +292,7 @@ class Adoptions:
         """Make blocks with the bytes of `runs`; None without room for them."""
         store = self._store
         try:
-            blocks = [_same_pages(run) or store.allocate(run.nbytes, mmap.PAGESIZE) for run in runs]
+            blocks = [_same_pages(run) or store.allocate_apart(run.nbytes) for run in runs]
         except ZcactorError as error:
             if not self._out_of_room:
                 self._out_of_room = True
@@ -396,7 +396,7 @@ class Adoptions:
         page."""
         low = lease.address - lease.address % mmap.PAGESIZE
         nbytes = -(-(lease.address + lease.nbytes - low) // mmap.PAGESIZE) * mmap.PAGESIZE
-        block = self._store.allocate(nbytes, mmap.PAGESIZE, commit=False)
+        block = self._store.allocate_apart(nbytes, commit=False)
         if nbytes < _IN_THREAD_NBYTES:
             _copy_pages(block, lease, low, nbytes)
         else:

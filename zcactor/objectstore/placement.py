@@ -80,9 +80,9 @@ class Placements:
                     if self._store.heap.is_private(hold.offset):  # a forked child has the array that was there
                         hold = None
         if idle is None:
-            return self._store.allocate(nbytes, commit=commit)
+            return self._store.allocate_apart(nbytes, commit=commit)
         if hold is None:
-            block = self._store.allocate(nbytes, commit=commit)
+            block = self._store.allocate_apart(nbytes, commit=commit)
             hold = block.hold
         else:
             self.reused += 1

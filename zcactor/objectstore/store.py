@@ -8,6 +8,7 @@ made writable again, and neither can any view of it.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import operator
 import os
 import threading
@@ -58,8 +59,8 @@ def _alignment(nbytes: int) -> int:
 
 
 def footprint(nbytes: int) -> int:
-    """Bytes of the store that a block of `nbytes` takes."""
-    return -(-(nbytes or 1) // (alignment := _alignment(nbytes))) * alignment
+    """Bytes of the store that a block of `nbytes` from `Store.allocate_apart` takes."""
+    return -(-(nbytes or 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +331,11 @@ class Store:
         block = Block(self, hold, nbytes)
         self._blocks[hold.offset] = block.entry
         return block
+
+    def allocate_apart(self, nbytes: int, *, commit: bool = True) -> Block:
+        """Allocate a block with pages of its own, which a fork can leave shared: others write to it, or read it, while
+        it is filled. Otherwise like `allocate`."""
+        return self.allocate(nbytes, mmap.PAGESIZE, commit=commit)
 
     def commit(self, offset: int, start: int, nbytes: int) -> None:
         """Take memory from the system for a part of the block at `offset`, which the caller holds. A part that has
