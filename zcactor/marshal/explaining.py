@@ -21,11 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.apart import bare, fields_of, namespace_of, text_of, type_name
 from zcactor.errors import ZcactorError
 from zcactor.interface import shown
+from zcactor.later import np
+from zcactor.marshal.arrays import is_shareable
+from zcactor.marshal.exceptions import Exceptions
+from zcactor.marshal.move import Move, is_moved
+from zcactor.marshal.pickling import pickler_class
+from zcactor.marshal.values import registered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-__all__ = ["explained"]
+__all__ = ["explain"]
 
 _DEPTH: Final = 32
 """Steps of a path, at most: every step pickles what is below it once more."""
@@ -33,39 +39,46 @@ _KEY_LENGTH: Final = 50
 """Characters of a key in a path."""
 _PLAIN = (TypeError, pickle.PicklingError, AttributeError, RecursionError, ValueError)
 """Types of errors that pickle raises itself."""
+_LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "pyarrow", "cupy", "numba"})
+"""Libraries with arrays of their own."""
 _BY_PROCESS = (
     type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore,
     threading.Barrier, threading.Thread, threading.local, contextvars.ContextVar, io.IOBase,
 )  # fmt: skip
 
 
-def explained(
-    error: BaseException, values: list[tuple[str, Any]], probe: Callable[[Any], BaseException | None]
-) -> BaseException | None:
-    """Say which part of some values cannot be pickled.
+def explain(error: BaseException, values: list[tuple[str, Any]]) -> None:
+    """Say which part of some values cannot be pickled, in the place of `error` or in a note of it.
 
     Args:
         error: the error of pickling them.
         values: the values, with their names.
-        probe: ``probe(value)`` returns the error of pickling a value without its arrays; None when there is none.
 
-    Returns:
-        An error of the type of `error` that names the part; None where none of the values causes it, or where it is of
-        a type of the user's: a note of it names the part then.
+    Raises:
+        Exception: an error of the type of `error` that names the part, where that is a type that pickle itself raises.
     """
+    found = _explained(error, values)
+    try:
+        if found is not None:
+            raise found from None
+    finally:
+        del found  # its traceback leads to this frame, and to the values
+
+
+def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseException | None:
     if not issubclass(type(error), Exception) or issubclass(type(error), ZcactorError):
         return None
     for path, value in values:
-        reason = probe(value)
+        reason = _probe(value)
         if reason is None:
             continue
         holder = _name(value) if _is_code(value) else ""
         for _ in range(_DEPTH):
-            below = next(((step, part) for step, part in _parts(value) if probe(part) is not None), None)
+            below = next(((step, part) for step, part in _parts(value) if _probe(part) is not None), None)
             if below is None:
                 break
             step, value = below
-            reason = probe(value) or reason
+            reason = _probe(value) or reason
             path += step
             holder = holder or (_name(value) if _is_code(value) else "")
         if type(reason) is not type(error) or text_of(reason) != text_of(error):
@@ -78,6 +91,38 @@ def explained(
         BaseException.add_note(error, told)
         return None
     return None
+
+
+def _probe(value: Any) -> BaseException | None:
+    """The error of pickling `value` without the arrays in it, and without a message; None when it can be pickled."""
+    pickler = _prober_class()(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
+    pickler.exceptions = Exceptions(lambda _: None)  # parts that cannot be pickled are left behind
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        return bare(error, None)
+    return None
+
+
+@functools.cache
+def _prober_class() -> type[Any]:
+    """Make the class of a pickler that takes arrays, handles and references for nothing."""
+
+    class Prober(pickler_class()):  # type: ignore[misc]
+        packing: Any = None
+
+        def reducer_override(self, value: Any) -> Any:
+            cls = type(value)
+            if (
+                cls is Move
+                or cls in registered
+                or (issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)))
+                or cls.__module__.partition(".")[0] in _LIBRARIES
+            ):
+                return int, ()
+            return super().reducer_override(value)
+
+    return Prober
 
 
 def _is_code(value: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.apart import type_name
 from zcactor.later import np
-from zcactor.marshal import pickling, spilling
-from zcactor.marshal.explaining import explained
+from zcactor.marshal import spilling
+from zcactor.marshal.explaining import explain
 from zcactor.marshal.move import (
     retire,
 )
@@ -151,13 +151,8 @@ class Marshaller:
                 for number, value in enumerate(args, first)
             ]
             named += [(f"argument {name}", value) for name, value in kwargs.items()]
-            found = explained(error, named, pickling.probe)
-            try:
-                if found is not None:
-                    raise found from None
-                raise
-            finally:
-                del found  # its traceback leads to this frame, and to the values
+            explain(error, named)
+            raise
         if packing.moved and moved is not None:
             moved.extend(move.array for move in packing.moved)
         if closed is not None:
@@ -180,13 +175,8 @@ class Marshaller:
             return self._finish(packing, packing.pack(value), 0)
         except BaseException as error:
             reopen(packing.closed)
-            found = explained(error, [("value", value)], pickling.probe)
-            try:
-                if found is not None:
-                    raise found from None
-                raise
-            finally:
-                del found  # its traceback leads to this frame, and to the values
+            explain(error, [("value", value)])
+            raise
 
     def _finish(self, packing: Packing, encodable: Any, flags: int, payload_limit: int = 0) -> PackedMessage:
         payload = encode(encodable)

@@ -16,7 +16,6 @@ from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 from weakref import WeakSet, ref
 
-from zcactor.apart import bare
 from zcactor.later import np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
@@ -226,7 +225,7 @@ _NO_FILE: Final = "<dynamic-code>"
 
 
 @functools.cache
-def _pickler_class() -> type[Any]:
+def pickler_class() -> type[Any]:
     """Make the pickler's class. cloudpickle is imported on first use: most messages never need it."""
     import cloudpickle
 
@@ -292,7 +291,7 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     exceptions = Exceptions(None)
     try:
         return _dumps(packing, value, exceptions)
-    except Exception:
+    except Exception:  # whatever the value's own code raises; it is raised again, here or by the second attempt
         if not exceptions.found:
             raise
     del packing.parts[mark:]
@@ -314,7 +313,7 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
 def _dumps(packing: Pickling, value: Any, exceptions: Exceptions) -> tuple[bytes, list[bytes]]:
     buffers = Buffers(packing)
     file = io.BytesIO()
-    pickler = _pickler_class()(file, protocol=5, buffer_callback=buffers.keep)
+    pickler = pickler_class()(file, protocol=5, buffer_callback=buffers.keep)
     pickler.packing = packing
     pickler.exceptions = exceptions
     outer, packing.authenticate = packing.authenticate, 1
@@ -323,42 +322,6 @@ def _dumps(packing: Pickling, value: Any, exceptions: Exceptions) -> tuple[bytes
         return file.getvalue(), buffers.packed()
     finally:
         packing.authenticate = outer
-
-
-def probe(value: Any) -> BaseException | None:
-    """The error of pickling `value` without the arrays in it, and without a message; None when it can be pickled."""
-    pickler = _prober_class()(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
-    pickler.exceptions = Exceptions(lambda _: None)  # parts that cannot be pickled are left behind
-    try:
-        pickler.dump(value)
-    except Exception as error:
-        return bare(error, None)
-    return None
-
-
-_LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "pyarrow", "cupy", "numba"})
-"""Libraries with arrays of their own."""
-
-
-@functools.cache
-def _prober_class() -> type[Any]:
-    """Make the class of a pickler that takes arrays, handles and references for nothing."""
-
-    class Prober(_pickler_class()):  # type: ignore[misc]
-        packing: Any = None
-
-        def reducer_override(self, value: Any) -> Any:
-            cls = type(value)
-            if (
-                cls is Move
-                or cls in registered
-                or (issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)))
-                or cls.__module__.partition(".")[0] in _LIBRARIES
-            ):
-                return int, ()
-            return super().reducer_override(value)
-
-    return Prober
 
 
 def loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
