@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.objectstore.faked_groups import process_in
 from zcactor import machine
 from zcactor.machine import cpu_quota, group_folders, usable_cpus
 from zcactor.workers.run_directory import RunDirectory
@@ -17,7 +18,7 @@ PERIOD = 100_000
 versions = pytest.mark.parametrize("version", [1, 2])
 
 
-def process_in(base: Path, quotas: dict[str, float | None], version: int) -> Path:
+def process_with(base: Path, quotas: dict[str, float | None], version: int) -> Path:
     """Write groups with these quotas, by path, None for no quota; the process is in the last one. Returns its folder
     as in proc(5)."""
     mount = base / "a mount"
@@ -30,19 +31,7 @@ def process_in(base: Path, quotas: dict[str, float | None], version: int) -> Pat
         else:
             (folder / "cpu.cfs_quota_us").write_text(f"{number or -1}\n")
             (folder / "cpu.cfs_period_us").write_text(f"{PERIOD}\n")
-    proc = base / "proc"
-    proc.mkdir()
-    own, point = f"/{list(quotas)[-1]}", str(mount).replace(" ", r"\040")
-    mounts = ["22 1 0:21 / /proc rw,nosuid - proc proc rw", "23 1 0:22 / /elsewhere rw - cgroup cgroup rw,memory"]
-    if version == 2:
-        (proc / "cgroup").write_text(f"0::{own}\n")
-        mounts.append(f"24 1 0:23 / {point} rw shared:4 - cgroup2 cgroup2 rw,nsdelegate")
-    else:
-        (proc / "cgroup").write_text(f"5:memory:/elsewhere\n4:cpu,cpuacct:{own}\n0::/\n")
-        mounts.append(f"24 1 0:23 / {point} rw - cgroup cgroup rw,cpu,cpuacct")
-        mounts.append(f"25 1 0:24 / {base / 'unified'} rw - cgroup2 cgroup2 rw")
-    (proc / "mountinfo").write_text("\n".join(mounts) + "\n")
-    return proc
+    return process_in(base, mount, f"/{list(quotas)[-1]}", "cpu,cpuacct", version)
 
 
 @versions
@@ -60,12 +49,12 @@ def process_in(base: Path, quotas: dict[str, float | None], version: int) -> Pat
 def test_the_least_quota_of_a_group_and_its_parents_counts(
     tmp_path: Path, version: int, quotas: dict[str, float | None], least: float | None
 ) -> None:
-    assert cpu_quota(process_in(tmp_path, quotas, version)) == least
+    assert cpu_quota(process_with(tmp_path, quotas, version)) == least
 
 
 def test_no_group_sets_a_quota_where_there_are_no_files(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None
-    proc = process_in(tmp_path, {"a": 1.0}, 1)
+    proc = process_with(tmp_path, {"a": 1.0}, 1)
     (tmp_path / "a mount" / "a" / "cpu.cfs_period_us").unlink()  # as the group goes
     assert cpu_quota(proc) is None
     assert group_folders("cpu", proc)[0] == (tmp_path / "a mount" / "a", False)

@@ -262,13 +262,17 @@ class Host(_Namespace):
             with self._losing(direction, percent, regular=regular, others=self.others if other is None else [other]):
                 yield
             return
-        self._rules += 1
-        table = f"zcactor{self._rules}"
         hook, card, side = {"in": ("input", "iifname", "saddr"), "out": ("output", "oifname", "daddr")}[direction]
         place = "" if other is None else f"ip {side} {other.address} "
         which = f"numgen {'inc' if regular else 'random'} mod {round(100 / percent)} == 0 " if percent < 100 else ""
-        rule = f"type filter hook {hook} priority 0; {card} {CARD} {place}{which}drop"
-        self.command("nft", f"table inet {table} {{ chain c {{ {rule}; }}; }}")
+        with self._filtering(f"type filter hook {hook} priority 0; {card} {CARD} {place}{which}drop;"):
+            yield
+
+    @contextlib.contextmanager
+    def _filtering(self, rules: str) -> Iterator[None]:
+        self._rules += 1
+        table = f"zcactor{self._rules}"
+        self.command("nft", f"table inet {table} {{ chain c {{ {rules} }}; }}")
         try:
             yield
         finally:
@@ -278,16 +282,10 @@ class Host(_Namespace):
     def guarded(self, *ports: range) -> Iterator[None]:
         """Accept no connection, except at these ports: packets of others are lost without notice. Connections that this
         host has opened work in both directions. This needs nftables."""
-        self._rules += 1
-        table = f"zcactor{self._rules}"
         opened = "".join(f"tcp dport {each.start}-{each.stop - 1} accept; " for each in ports)
-        rules = f"ct state established,related accept; iif lo accept; {opened}"
-        chain = f"chain c {{ type filter hook input priority 0; policy drop; {rules}}}"
-        self.command("nft", f"table inet {table} {{ {chain}; }}")
-        try:
+        accepted = f"ct state established,related accept; iif lo accept; {opened}"
+        with self._filtering(f"type filter hook input priority 0; policy drop; {accepted}"):
             yield
-        finally:
-            self.command("nft", "delete", "table", "inet", table)
 
     @contextlib.contextmanager
     def _losing(

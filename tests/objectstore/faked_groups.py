@@ -30,20 +30,35 @@ def groups_of(base: Path, levels: Mapping[str, Usage], version: int = 2, root: s
     mount = base / "a mount"
     for path, usage in levels.items():
         write(mount / path, usage, version)
+    own = (root.rstrip("/") + "/" + list(levels)[-1]).rstrip("/") or "/"
+    return own_groups(process_in(base, mount, own, "memory", version, root))
+
+
+def process_in(base: Path, mount: Path, own: str, controller: str, version: int, root: str = "/") -> Path:
+    """Make the folder, as in proc(5), of a process in the group `own`.
+
+    Args:
+        base: the folder of the files.
+        mount: the place where the groups are mounted.
+        own: the process's own group.
+        controller: the controllers of version 1 that are mounted there; others are mounted elsewhere.
+        version: the version of control groups.
+        root: the path of the group that is mounted.
+    """
     proc = base / "proc"
     proc.mkdir(exist_ok=True)
-    own = (root.rstrip("/") + "/" + list(levels)[-1]).rstrip("/") or "/"
-    mounts = ["22 1 0:21 / /proc rw,nosuid - proc proc rw", "23 1 0:22 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu"]
+    other = "memory" if "cpu" in controller else "cpu,cpuacct"
+    mounts = ["22 1 0:21 / /proc rw,nosuid - proc proc rw", f"23 1 0:22 / /elsewhere rw - cgroup cgroup rw,{other}"]
     point = str(mount).replace(" ", r"\040")
     if version == 2:
         (proc / "cgroup").write_text(f"0::{own}\n")
         mounts.append(f"24 1 0:23 {root} {point} rw shared:4 - cgroup2 cgroup2 rw,nsdelegate")
     else:
-        (proc / "cgroup").write_text(f"5:cpu,cpuacct:/elsewhere\n4:memory:{own}\n0::/\n")
-        mounts.append(f"24 1 0:23 {root} {point} rw - cgroup cgroup rw,memory")
+        (proc / "cgroup").write_text(f"5:{other}:/elsewhere\n4:{controller}:{own}\n0::/\n")
+        mounts.append(f"24 1 0:23 {root} {point} rw - cgroup cgroup rw,{controller}")
         mounts.append(f"25 1 0:24 / {base / 'unified'} rw - cgroup2 cgroup2 rw")
     (proc / "mountinfo").write_text("\n".join(mounts) + "\n")
-    return own_groups(proc)
+    return proc
 
 
 def write(folder: Path, usage: Usage, version: int = 2) -> None:
