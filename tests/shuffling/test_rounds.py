@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -246,10 +246,10 @@ class Gated:
         return os.getpid()
 
     def part(self, count: int, number: int) -> list[Any]:
-        """Parts; those of a number above 0 when the file ``go`` is there."""
+        """Parts; those of a number above 0 when nobody has locked the file ``gate`` any more."""
         (self.folder / str(number)).touch()
-        while number and not (self.folder / "go").exists():
-            time.sleep(0.01)
+        with (self.folder / "gate").open() as gate:
+            fcntl.flock(gate, fcntl.LOCK_SH if number else fcntl.LOCK_UN)
         return [np.zeros(PART, np.uint8) for _ in range(count)]
 
     def merge(self, parts: list[Any]) -> int:
@@ -262,26 +262,32 @@ class Gated:
 async def test_a_member_that_is_killed_at_any_time_is_named(
     tmp_path: Path, killed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with (tmp_path / "gate").open("w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        await _killed(tmp_path, killed, gate)
+    assert [record.message for record in caplog.records if "never awaited" in record.message] == []
+
+
+async def _killed(folder: Path, killed: str, gate: TextIO) -> None:
     async with asyncio.timeout(PATIENCE), zc.init():
-        mappers, reducers = [[await Gated.spawn(tmp_path) for _ in range(2)] for _ in range(2)]
+        mappers, reducers = [[await Gated.spawn(folder) for _ in range(2)] for _ in range(2)]
         victim: Any = mappers[0] if killed == "mapper" else reducers[1]
         pid = await victim.pid()
         if killed != "before":
             items = [0, 1]
             shuffling = asyncio.ensure_future(zc.shuffle(mappers, "part", "merge", reducers=reducers, items=items))
-            while not all((tmp_path / str(number)).exists() for number in items):
-                await asyncio.sleep(0.01)
+            while not all((folder / str(number)).exists() for number in items):
+                await asyncio.sleep(0)
         os.kill(pid, signal.SIGKILL)
         if killed == "before":
             shuffling = asyncio.ensure_future(zc.shuffle(mappers, "part", "merge", reducers=reducers, items=[0]))
         else:
             while alive(pid):
-                await asyncio.sleep(0.01)
-            (tmp_path / "go").touch()
+                await asyncio.sleep(0)
+            fcntl.flock(gate, fcntl.LOCK_UN)
         with pytest.raises((zc.ActorDied, zc.NoSuchActor) if killed == "before" else zc.ActorDied, match="SIGKILL"):
             await shuffling
         del shuffling
-    assert [record.message for record in caplog.records if "never awaited" in record.message] == []
 
 
 @pytest.mark.slow
