@@ -302,6 +302,8 @@ def part_of(x: Any, name: str) -> Any:
         return None  # slices of buffers are copies or cannot be passed, and those of frames have names of their own
     try:
         return PARTS[name](x)
+    # The errors of libraries for a part that an object lacks; NotImplementedError is that of slices of memoryviews of
+    # several dimensions, which Python has not.
     except (
         AttributeError, BufferError, IndexError, KeyError, NotImplementedError, OverflowError, TypeError, ValueError,
         pa.ArrowException,
