@@ -291,7 +291,7 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     exceptions = Exceptions(None)
     try:
         return _dumps(packing, value, exceptions)
-    except Exception:  # whatever the value's own code raises; it is raised again, here or by the second attempt
+    except Exception:  # the value's own code may raise anything; that is raised again, here or by the second attempt
         if not exceptions.found:
             raise
     del packing.parts[mark:]
