@@ -184,17 +184,8 @@ class InsufficientResources(ActorError):
 
 
 class Remote(NamedTuple):
-    """An exception of a method as text, its original, and the place where it was raised.
-
-    Attributes:
-        type_name: qualified name of the original type.
-        message: ``str()`` of the original exception.
-        traceback: the traceback as text, as the actor's process saw it.
-        actor: label of the actor that raised.
-        host: name of the host on which that actor runs.
-        pid: process id of that actor's process.
-        original: the original exception as rebuilt in this process; None when it could not be rebuilt.
-    """
+    """An exception of a method as text, its original, and the place where it was raised: the attributes of
+    `RemoteError`, of which `traceback` is called ``remote_traceback`` there."""
 
     type_name: str = ""
     message: str = ""
