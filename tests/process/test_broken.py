@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from zcactor.errors import DeviceError
-from zcactor.process.broken import BrokenGpus
+from zcactor.process.broken import BrokenParts
 from zcactor.testing import until
 
 
 async def test_the_first_error_is_told() -> None:
-    gpus = BrokenGpus(asyncio.get_running_loop())
+    gpus = BrokenParts(asyncio.get_running_loop())
     errors = [DeviceError("done", 700, number, True) for number in range(3)]
     told: list[DeviceError] = []
     gpus.on_broken = told.append

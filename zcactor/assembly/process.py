@@ -41,7 +41,7 @@ from zcactor.peers.requests import SYSTEM_INDEX, Requests
 from zcactor.peers.twins import Twins
 from zcactor.peers.unseen import Unseen
 from zcactor.peers.vigil import Vigil
-from zcactor.process.broken import BrokenGpus
+from zcactor.process.broken import BrokenParts
 from zcactor.process.place import Place
 from zcactor.process.places import Places
 from zcactor.process.sessions import Sessions
@@ -92,8 +92,8 @@ class Process:
         self.marshaller = Marshaller(
             store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads, checker=self.checker
         )
-        self.broken_gpus = BrokenGpus(loop)
-        store.open_devices = device_opener(config, loop, self.broken_gpus.note)
+        self.broken = BrokenParts(loop)
+        store.open_devices = device_opener(config, loop, self.broken.note)
         self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
         self.registrar: Registrar | None = None

@@ -83,7 +83,7 @@ class ActorRunner(Linked, Movable):
         self._when_open: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
         self._pack = process.marshaller.pack
         self._push_plain = process.pushes.plain
-        note = process.broken_gpus.note
+        note = process.broken.note
         self._answers = Answers(label, process.marshaller, process.pushes.value, self._answered, note)
         self._arguments = Arguments(process.marshaller, self.unblocked)
         self._drained: asyncio.Future[None] | None = None
@@ -225,7 +225,7 @@ class ActorRunner(Linked, Movable):
         if self._closed or self.process.leaving:
             return
         log_failure(what, error)
-        give_up = self.process.broken_gpus.give_up
+        give_up = self.process.broken.give_up
         if give_up is None:
             self.close()
         else:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from zcactor.execution.threads import Runner, Threads
     from zcactor.objects.pushes import Pushes
     from zcactor.peers.requests import Requests
-    from zcactor.process.broken import BrokenGpus
+    from zcactor.process.broken import BrokenParts
 
 __all__ = ["Home"]
 
@@ -22,7 +22,7 @@ class Home(LocalProcess, Protocol):
     threads: Threads
     last_system_index: int
     leaving: bool
-    broken_gpus: BrokenGpus
+    broken: BrokenParts
 
     pushes: Pushes
 

@@ -370,8 +370,8 @@ async def serve(process: Process, node: str, *, alone: bool = False) -> None:
     worker = Worker(process, node)
     worker.alone = alone
     process.system.worker = worker
-    process.broken_gpus.on_broken = worker.gpu_broke
-    process.broken_gpus.give_up = worker.give_up
+    process.broken.on_broken = worker.gpu_broke
+    process.broken.give_up = worker.give_up
     process.sessions.node = bytes.fromhex(node)
     await process.endpoint.start(process.connections.accepted)
     process.connections.on_lost = worker.session_lost

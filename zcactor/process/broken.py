@@ -1,4 +1,4 @@
-"""The note that a process can use a GPU no more."""
+"""The note that a process cannot go on, or can use a GPU no more."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 
     from zcactor.errors import DeviceError
 
-__all__ = ["BrokenGpus"]
+__all__ = ["BrokenParts"]
 
 
-class BrokenGpus:
-    """The GPUs of a process whose contexts are broken, as by an access to an illegal address.
+class BrokenParts:
+    """The parts of a process that are broken: GPUs, as by an access to an illegal address, and threads of actors that
+    have ended.
 
     Args:
         loop: the loop of the process.
