@@ -16,7 +16,7 @@ import importlib
 import logging
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from zcactor.errors import ForkedProcess
 from zcactor.native import hot
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Apply = Callable[[bytes, bytes, bytes], bytes]
     """``apply(nonce, text, authenticated)``"""
 
-__all__ = ["decryption", "encryption", "libsodium"]
+__all__ = ["KeyHolder", "decryption", "encryption", "forgotten", "hold", "libsodium"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +38,31 @@ _ENCRYPT: Final = b"zcactor.aes256gcm.encrypt"
 _DECRYPT: Final = b"zcactor.aes256gcm.decrypt"
 
 
-_made: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The functions of this process."""
+class KeyHolder(Protocol):
+    """An object with keys of this process."""
+
+    def forget(self) -> object:
+        """Drop all keys. Functions that need a key raise `ForkedProcess` from here on."""
+
+
+_holders: weakref.WeakSet[KeyHolder] = weakref.WeakSet()
+
+
+def hold(holder: KeyHolder) -> None:
+    """Have the keys of a holder dropped in each forked child: with them it would repeat the parent's nonces."""
+    _holders.add(holder)
 
 
 def _forked() -> None:
-    for function in list(_made):
-        function.forget()
+    for holder in list(_holders):
+        holder.forget()
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
-def _forgotten(*_: object) -> NoReturn:
+def forgotten(*_: object) -> NoReturn:
+    """Raise `ForkedProcess`: the keys were dropped."""
     raise ForkedProcess("this connection belongs to the process that forked this one: its keys cannot be used here")
 
 
@@ -67,11 +79,11 @@ class _General:
 
     def forget(self) -> None:
         """Drop the key. Every further call raises `ForkedProcess`."""
-        self._apply = _forgotten
+        self._apply = forgotten
 
 
 def _noted(function: Any) -> Apply:
-    _made.add(function)
+    hold(function)
     made: Apply = function
     return made
 

@@ -27,18 +27,16 @@ import errno
 import functools
 import hmac
 import importlib.util
-import os
 import socket
 import struct
-import weakref
 from abc import ABC, abstractmethod
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
-from zcactor.errors import ForkedProcess, ProtocolError
-from zcactor.transport.stream.aes import decryption, encryption
+from zcactor.errors import ProtocolError
+from zcactor.transport.stream.aes import decryption, encryption, forgotten, hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,37 +161,22 @@ def key_exchange() -> KeyExchange | None:
     return KeyExchange(X25519PrivateKey.generate())
 
 
-_secrets: weakref.WeakSet[Secret] = weakref.WeakSet()
-
-
 class Secret(ABC):
     """A holder of keys, which are dropped in a forked child: with them it would repeat the parent's nonces."""
 
     __slots__ = ("__weakref__",)
 
     def __init__(self) -> None:
-        _secrets.add(self)
+        hold(self)
 
     @staticmethod
     def refuse() -> NoReturn:
         """Raise `ForkedProcess`: the keys were dropped."""
-        _forgotten()
+        forgotten()
 
     @abstractmethod
     def forget(self) -> None:
         """Drop all keys. Methods that need a key raise from here on."""
-
-
-def _forked() -> None:
-    for secret in list(_secrets):
-        secret.forget()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def _forgotten(*_: object) -> NoReturn:
-    raise ForkedProcess("this connection belongs to the process that forked this one: its keys cannot be used here")
 
 
 def _expand(secret: bytes | bytearray, label: bytes) -> bytes:
@@ -228,7 +211,7 @@ class Exporter(Secret):
         Raises:
             ForkedProcess: this is a forked child.
         """
-        secret = _forgotten() if self._secret is None else self._secret
+        secret = forgotten() if self._secret is None else self._secret
         extracted = hmac.digest(salt or bytes(KEY_NBYTES), secret, "sha256")
         return tuple(_expand(extracted, label) for label in labels)
 
@@ -283,7 +266,7 @@ class Sealer(Secret):
 
     def forget(self) -> None:
         """See `Secret.forget`."""
-        self._encrypt, self._key = _forgotten, b""
+        self._encrypt, self._key = forgotten, b""
 
 
 class Opener(Secret):
@@ -340,7 +323,7 @@ class Opener(Secret):
 
     def forget(self) -> None:
         """See `Secret.forget`."""
-        self._decrypt, self._key = _forgotten, b""
+        self._decrypt, self._key = forgotten, b""
 
 
 class Seals(msgspec.Struct, frozen=True):
