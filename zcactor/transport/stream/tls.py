@@ -45,9 +45,6 @@ log = logging.getLogger("zcactor.transport")
 SOON: Final = timedelta(days=7)
 """The time before the end of a certificate in which that is logged."""
 _FILES: Final = ("ca.pem", "cert.pem", "key.pem")
-_VERSION: Final = 0xA0
-_UTC_TIME: Final = 0x17
-"""Tags of DER (X.690)."""
 _HANDSHAKE: Final = b"\x16"
 """The first byte of a record with messages of the handshake (RFC 8446, 5.1)."""
 _PEM: Final = re.compile(rb"-----BEGIN (X509 |TRUSTED |)CERTIFICATE-----([^-]*)-----END ")
@@ -335,28 +332,13 @@ def _load_folder(folder: Path) -> _Loaded:
 
 
 def _end_of(certificate: bytes) -> datetime:
-    """Return the time at which a certificate in DER, which OpenSSL has accepted, ends (RFC 5280, 4.1)."""
-    _, at, _ = _element(certificate, _element(certificate, 0)[1])  # the signed part, in the certificate
-    if certificate[at] == _VERSION:
-        at = _element(certificate, at)[2]
-    for _ in ("serial number", "signature", "issuer"):
-        at = _element(certificate, at)[2]
-    _, begins, _ = _element(certificate, at)
-    kind, start, stop = _element(certificate, _element(certificate, begins)[2])
-    text = certificate[start:stop].decode()
-    if kind == _UTC_TIME:  # two digits of the year: 50 to 99 are of the last century
-        text = f"{'19' if text[0] >= '5' else '20'}{text}"
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-
-
-def _element(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag of the element of DER at a position, and the first and the last position of its content (X.690,
-    8.1); the last one is where the next element begins."""
-    tag, length, at = data[at], data[at + 1], at + 2
-    if length & 0x80:
-        more = length & 0x7F
-        length, at = int.from_bytes(data[at : at + more]), at + more
-    return tag, at, at + length
+    """Return the time at which a certificate in DER ends; without the package ``cryptography`` the last one there
+    is."""
+    try:
+        from cryptography.x509 import load_der_x509_certificate
+    except ImportError:
+        return datetime.max.replace(tzinfo=UTC)
+    return load_der_x509_certificate(certificate).not_valid_after_utc
 
 
 def _first(chain: bytes, folder: Path) -> bytes:
