@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from zcactor.folders import NoFolder, is_there, user_folder
+from zcactor.folders import NoFolder, is_there, shared_by, user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -449,11 +449,9 @@ def _refuse_others(path: Path, status: os.stat_result) -> None:
     Raises:
         ValueError: others may write it.
     """
-    if status.st_uid not in (os.geteuid(), 0):
-        why = f"belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}"
-    elif status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
-        why = f"has mode {stat.S_IMODE(status.st_mode):04o}: others may write it"
-    else:
+    of_group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
+    why = shared_by(status, stat.S_IWOTH | (stat.S_IWGRP if of_group else 0), by_root=True)
+    if not why:
         return
     what = "the folder" if stat.S_ISDIR(status.st_mode) else "the file"
     name = Path(path, FILE_NAME) if stat.S_ISDIR(status.st_mode) else path

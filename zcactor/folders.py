@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import pwd
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
-    "NoFolder", "expanded", "folder_problem", "is_there", "make_folder", "user_folder", "variable_of",
+    "NoFolder", "expanded", "folder_problem", "is_there", "make_folder", "shared_by", "user_folder", "variable_of",
     "working_directory", "writing",
 ]  # fmt: skip
 
@@ -80,6 +81,21 @@ def expanded(path: str, environ: Mapping[str, str]) -> Path:
     except KeyError:
         raise NoFolder(f"{path}: there is no user {name!r}") from None
     return Path(home, rest)
+
+
+def shared_by(status: os.stat_result, forbidden: int, *, by_root: bool = False) -> str:
+    """The way in which others than this user can get at a file or folder, for a message; empty where none can.
+
+    Args:
+        status: of the open file, or of the folder.
+        forbidden: the bits of its mode that let others do what they must not.
+        by_root: whether it may belong to root, too.
+    """
+    if status.st_uid != os.geteuid() and not (by_root and status.st_uid == 0):
+        return f"belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}"
+    if status.st_mode & forbidden:
+        return f"has mode {stat.S_IMODE(status.st_mode):04o}: others can get at it, and may have"
+    return ""
 
 
 def working_directory() -> str:

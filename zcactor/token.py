@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import AuthenticationError
-from zcactor.folders import NoFolder, is_there, user_folder, variable_of, writing
+from zcactor.folders import NoFolder, is_there, shared_by, user_folder, variable_of, writing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,15 +150,11 @@ def check_private(what: str, path: Path, status: os.stat_result, remedy: str) ->
     Raises:
         AuthenticationError: the file belongs to another user, or its mode gives others access.
     """
-    if status.st_uid != os.geteuid():
-        raise AuthenticationError(
-            f"{what} {path} belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}; {remedy}"
-        )
-    if status.st_mode & 0o077:
-        raise AuthenticationError(
-            f"{what} {path} has mode {stat.S_IMODE(status.st_mode):04o}: others can get at it, and may have; {remedy}, "
-            f"or chmod 600 {path} if you know that nobody did"
-        )
+    how = shared_by(status, 0o077)
+    if how:
+        ours = status.st_uid == os.geteuid()
+        mend = f", or chmod 600 {path} if you know that nobody did" if ours else ""
+        raise AuthenticationError(f"{what} {path} {how}; {remedy}{mend}")
 
 
 def make_token_file(path: Path) -> bytes:

@@ -63,7 +63,7 @@ def test_settings_that_others_may_write_are_not_obeyed(tmp_path: Path, mode: int
     assert load_config(**options)[0] == Config(), "no file, so nobody's settings"
     file.write_text("recv_depth = 7\n")
     changed.chmod(mode)
-    with pytest.raises(ValueError, match=f"{what} {changed} has mode {mode:04o}: others may write it.*start the prog"):
+    with pytest.raises(ValueError, match=f"{what} {changed} has mode {mode:04o}: others can get at it, and may have.*start the prog"):
         load_config(**options)
     changed.chmod(mode & ~0o022)
     assert load_config(**options)[0].recv_depth == 7
@@ -80,7 +80,7 @@ def test_a_group_of_the_user_alone_may_write_settings(tmp_path: Path, gid: int, 
     if obeyed:
         assert load_config(**options)[0].recv_depth == 7
         return
-    with pytest.raises(ValueError, match="has mode 0664: others may write it"):
+    with pytest.raises(ValueError, match="has mode 0664: others can get at it, and may have"):
         load_config(**options)
 
 

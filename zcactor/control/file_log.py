@@ -32,7 +32,7 @@ from zcactor.control.head_log import (
 )
 from zcactor.control.leading import Leading
 from zcactor.control.log_seal import NOT_OURS, DoesNotOpen, LogSeal
-from zcactor.folders import make_folder
+from zcactor.folders import make_folder, shared_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -445,21 +445,15 @@ def _refuse_others(folder: Path) -> None:
         LogUnusable: others can get at them.
         OSError: the folder cannot be looked at.
     """
-    for path, forbidden in (
-        (folder, 0o022),
-        *((folder / f"{NAME}{suffix}", 0o077) for suffix in ("", "-wal", "-shm", _BEGUN)),
-    ):
+    files = [(folder / f"{NAME}{suffix}", 0o077) for suffix in ("", "-wal", "-shm", _BEGUN)]
+    for path, forbidden in [(folder, 0o022), *files]:
         try:
             status = path.stat() if path is folder else path.lstat()
         except FileNotFoundError:
             continue
-        if status.st_uid != os.geteuid():
-            why = f"belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}"
-        elif path is not folder and not stat.S_ISREG(status.st_mode):
-            why = "is no file"
-        elif status.st_mode & forbidden:
-            why = f"has mode {stat.S_IMODE(status.st_mode):04o}: others can get at it, and may have"
-        else:
+        is_kind = path is folder or stat.S_ISREG(status.st_mode)
+        why = shared_by(status, forbidden) if is_kind else "is no file"
+        if not why:
             continue
         raise LogUnusable(
             f"{path} {why}. A head runs what its log says: give a folder of your own with --state DIR, or run chmod "
