@@ -7,7 +7,6 @@ where it is not given. Secrets are never in the URL, as command lines and log fi
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zcactor.folders import NoFolder, expanded

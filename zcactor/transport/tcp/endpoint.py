@@ -140,7 +140,9 @@ class TcpEndpoint(ListeningEndpoint):
             the peer may not read them. An object with an `address` and an `offset` also keeps the arena mapped from
             that offset on at that address. Called from serving threads, under no lock. By default all peers may read
             all bytes.
-        ports: the ports of which `start` takes a free one where `port` is 0; None lets the system choose.
+
+    Attributes:
+        ports: the ports of which `start` takes a free one where the port is 0; None lets the system choose.
 
     Raises:
         ValueError: `process` has not 16 bytes, `host` is no IP address or a wildcard, or one of `arena_fd` and
@@ -177,8 +179,8 @@ class TcpEndpoint(ListeningEndpoint):
         self.seals_payloads = tls is None and can_seal()  # a peer's wish is enough
         self._mapped: memoryview | None = None
         self._exchange: Callable[[], KeyExchange | None] = key_exchange
-        # Servers by the key that a data socket sends. Each belongs to its connection, which keeps it.
         self.ports: range | None = None
+        # Servers by the key that a data socket sends. Each belongs to its connection, which keeps it.
         self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
 
     def viability(self) -> str | None:
