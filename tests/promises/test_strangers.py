@@ -63,7 +63,8 @@ def test_settings_that_others_may_write_are_not_obeyed(tmp_path: Path, mode: int
     assert load_config(**options)[0] == Config(), "no file, so nobody's settings"
     file.write_text("recv_depth = 7\n")
     changed.chmod(mode)
-    with pytest.raises(ValueError, match=f"{what} {changed} has mode {mode:04o}: others can get at it, and may have.*start the prog"):
+    why = f"{what} {changed} has mode {mode:04o}: others can get at it, and may have.*start the prog"
+    with pytest.raises(ValueError, match=why):
         load_config(**options)
     changed.chmod(mode & ~0o022)
     assert load_config(**options)[0].recv_depth == 7
