@@ -601,7 +601,7 @@ class Store:
         """Tell the heap, before a fork, which blocks the program has arrays over. Others stay shared."""
         for entry in list(self._blocks.values()):
             block = entry()
-            if block is not None and not block.of_numpy:
+            if block is not None:  # NumPy may have given its hold back: see `take_over`
                 self.heap.show(block.offset, not block.written and (block.sealed or block.array is not None))
 
     def export(self, block: Block | Exportable) -> int:
