@@ -42,6 +42,7 @@ class Placements:
         """Number of times that a destination was reused."""
         self._store = store
         self._limit = limit
+        self._here = threading.get_ident  # arrays that live until the interpreter ends come back without the module
         self._lock = threading.Lock()
         self._owner = 0  # id of the thread that holds the lock; 0: none
         self._seen: OrderedDict[_Key, list[Hold]] = OrderedDict()  # idle ones by source and size, the latest last
@@ -109,7 +110,7 @@ class Placements:
         """Hold the lock, with every returned destination sorted. Destinations returned meanwhile are sorted
         afterwards."""
         self._lock.acquire()
-        self._owner = threading.get_ident()
+        self._owner = self._here()
         try:
             self._sort()
         except BaseException:
@@ -126,7 +127,7 @@ class Placements:
 
     def _sort_back(self) -> None:
         while self._back and self._lock.acquire(blocking=False):
-            self._owner = threading.get_ident()
+            self._owner = self._here()
             try:
                 self._sort()
             finally:
@@ -151,7 +152,7 @@ class Placements:
     def give_up(self) -> bool:
         """Give up every idle destination, because the store is full. Any thread may call this. Returns whether there
         was one."""
-        if self._owner == threading.get_ident():  # inside the garbage collector: waiting for the lock would deadlock
+        if self._owner == self._here():  # inside the garbage collector: waiting for the lock would deadlock
             return False
         with self:
             found = self._idle_nbytes > 0
