@@ -41,6 +41,8 @@ _BEYOND = 2.0
 """Seconds beyond the patience of nodes until all of them have ended."""
 _JOINING = 2.0
 """Seconds that a program which joins waits for the log: calls need none, and all else is recorded after it."""
+_LEAVING = 1.0
+"""Seconds in which a node that does not accept a connection may say that it leaves."""
 _LAST_WORD = 1.0
 """Seconds beyond their grace that nodes get to report that their workers have ended."""
 
@@ -128,20 +130,24 @@ class Membership:
         logger.info("%s has joined at %s", node.label, facts["address"])
         place = facts["address"].rpartition("@")[2]
         if self.identify is not None and place:
-            self._process.tasks.start(self._connect_back(self.identify, node.label, place))
+            self._process.tasks.start(self._connect_back(self.identify, node, place))
         return self.patience, self.log
 
-    @staticmethod
-    async def _connect_back(identify: Callable[[str], Awaitable[object]], who: str, place: str) -> None:
+    async def _connect_back(self, identify: Callable[[str], Awaitable[object]], node: NodeRecord, place: str) -> None:
         """Warn where a member that has connected to this host accepts no connection from here: its actors could not be
-        called, and arrays could be pulled from it by its own sockets only."""
+        called, and arrays could be pulled from it by its own sockets only. A member that leaves, or a cluster that
+        ends, is no reason."""
         try:
             await identify(place)
         except (ConnectionLost, ProtocolError) as error:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(node.removed.wait(), _LEAVING)
+            if self._agent.closing or not self._nodes.has(node):
+                return
             logger.warning(
                 "%s has joined, and cannot be reached from the head's host: %s. Its processes have to be reached: let "
                 "its firewall pass the ports that they listen at, which the setting ports bounds (ZCACTOR_PORTS), and "
-                "see that host is an address that other hosts reach (ZCACTOR_HOST)", who, error.args[0],
+                "see that host is an address that other hosts reach (ZCACTOR_HOST)", node.label, error.args[0],
             )  # fmt: skip
 
     def _add_node(self, session: Session, facts: Mapping[str, Any], resources: Mapping[str, float]) -> NodeRecord:
