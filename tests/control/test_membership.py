@@ -128,6 +128,31 @@ async def test_a_node_that_joins_and_is_lost(caplog: pytest.LogCaptureFixture) -
     await head.end()
 
 
+@pytest.mark.parametrize("how", ["leaves", "stays", "the cluster ends"])
+async def test_a_node_that_accepts_no_connection(
+    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if how != "leaves":
+        monkeypatch.setattr("zcactor.control.membership._LEAVING", 0.01)
+    head, asked = Head(), []
+
+    async def identify(place: str) -> None:
+        asked.append(place)
+        raise ConnectionLost("the peer closed the connection during the handshake")
+
+    head.members.identify = identify
+    session, _ = await head.join()
+    (task,) = [task for task in head.process.begun if "_connect_back" in repr(task)]
+    await head.process.settle()
+    head.closing = how == "the cluster ends"
+    if how == "leaves":
+        await head.by(session, head.members.leave_node(1))
+    await task
+    assert asked == ["host:1"]
+    assert ("cannot be reached from the head's host: the peer closed" in caplog.text) == (how == "stays")
+    await head.end()
+
+
 async def test_how_long_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head()
     session, node = await head.join()
