@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import pickle
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 import zcactor as zc
 from tests import carried
 from zcactor.config import Config
+from zcactor.marshal import explaining
 
 PATIENCE = 60.0
 EAGER = Config().eager_limit
@@ -135,6 +137,26 @@ async def test_errors_of_pickling_name_the_part_and_what_to_do() -> None:
             "it consists of, or let its class say how it is pickled, by __reduce__"
         ]
         assert await carrier.take(1) == 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 49_999, 99_998, 99_999])
+def test_the_part_among_many_is_found_by_few_tries(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def probe(value: Any) -> BaseException | None:
+        tries.append(len(value) if type(value) is list else 1)
+        return probed(value)
+
+    probed = explaining._probe
+    monkeypatch.setattr(explaining, "_probe", probe)
+    values: list[Any] = [0] * 100_000
+    values[place] = threading.Lock()
+    with pytest.raises(TypeError) as caught:
+        pickle.dumps(values)
+    with pytest.raises(TypeError, match=rf"^argument 1\[{place}\] cannot be sent"):
+        explaining.explain(caught.value, [("argument 1", values)])
+    assert len(tries) < 25
+    assert sum(tries) < 3 * len(values)
 
 
 PROGRAM = Path(__file__).with_name("script_of_caches.py")

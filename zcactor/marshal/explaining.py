@@ -74,7 +74,7 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
             continue
         holder = _name(value) if _is_code(value) else ""
         for _ in range(_DEPTH):
-            below = next(((step, part) for step, part in _parts(value) if _probe(part) is not None), None)
+            below = _first(list(_parts(value)))
             if below is None:
                 break
             step, value = below
@@ -90,6 +90,20 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
             return type(error)(told)
         BaseException.add_note(error, told)
         return None
+    return None
+
+
+def _first(parts: list[tuple[str, Any]]) -> tuple[str, Any] | None:
+    """The first part that cannot be pickled, found by halves: a list may have a million elements."""
+    low, high = 0, len(parts)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _probe([part for _, part in parts[low:middle]]) is None:
+            low = middle
+        elif middle == low + 1:
+            return parts[low]
+        else:
+            high = middle
     return None
 
 
