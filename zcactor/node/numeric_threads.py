@@ -7,43 +7,30 @@ variables.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import math
 import os
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from threadpoolctl import ThreadpoolController
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from threadpoolctl import LibController
+
 __all__ = ["follow_cpus", "follow_environment", "loaded_libraries", "read_too_early"]
 
-
-class _Library(NamedTuple):
-    """A kind of library that has threads of its own."""
-
-    file: re.Pattern[str]
-    """The beginning of its file's name."""
-    setters: tuple[str, ...]
-    """Names of its function that sets the number of threads, of which a file has one."""
-    variables: tuple[str, ...]
-    """The variables that it reads while it is loaded; the first that is set counts."""
-
-
 _OPENMP: Final = "OMP_NUM_THREADS"
-_LIBRARIES: Final = (
-    _Library(
-        re.compile(r"lib(scipy_)?openblas"),
-        tuple(f"{p}openblas_set_num_threads{s}" for p in ("", "scipy_") for s in ("", "64_", "_64", "64")),
-        ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", _OPENMP),
-    ),
-    _Library(re.compile("libmkl_rt"), ("MKL_Set_Num_Threads",), ("MKL_NUM_THREADS", _OPENMP)),
-    _Library(re.compile("libblis"), ("bli_thread_set_num_threads",), ("BLIS_NUM_THREADS", _OPENMP)),
-)
-_VARIABLES: Final = frozenset(name for library in _LIBRARIES for name in library.variables)
+_LIBRARIES: Final = {
+    "openblas": ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", _OPENMP),
+    "mkl": ("MKL_NUM_THREADS", _OPENMP),
+    "blis": ("BLIS_NUM_THREADS", _OPENMP),
+}
+"""The variables that libraries with threads of their own read while they are loaded, by threadpoolctl's names for the
+libraries; the first that is set counts. Runtimes of OpenMP keep a number for each thread, so they are not told."""
+_VARIABLES: Final = frozenset(name for names in _LIBRARIES.values() for name in names)
 _TOO_EARLY: Final = re.compile(r"(PYTHON|LD_|MALLOC_|GLIBC_|NPY_|OPENBLAS_(?!NUM_THREADS$))")
 """The beginnings of names that interpreter, loader, allocator and NumPy read when a process starts."""
 
@@ -76,22 +63,17 @@ def read_too_early(own: Iterable[str]) -> list[str]:
 
 
 def _set_loaded() -> None:
-    for library, path in loaded_libraries():
-        found = next((value for name in library.variables if (value := os.environ.get(name))), "")
+    for library in loaded_libraries():
+        names = _LIBRARIES.get(library.internal_api, ())
+        found = next((value for name in names if (value := os.environ.get(name))), "")
         count = re.match(r"\s*([1-9][0-9]*)", found)  # of OpenMP's "4,2", one number for each level, the first counts
-        if count is None:
-            continue
-        with contextlib.suppress(OSError):  # it was loaded from a place that is gone
-            loaded = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
-            setter = next((name for name in library.setters if hasattr(loaded, name)), None)
-            if setter is not None:
-                getattr(loaded, setter)(ctypes.c_int(int(count[1])))
+        if count is not None:
+            library.set_num_threads(int(count[1]))
 
 
 @functools.cache
-def loaded_libraries() -> list[tuple[_Library, str]]:
-    """The libraries with threads that this process has loaded, with their paths. They are looked up once, before a
-    worker is forked: its actor's modules load further ones when its environment is set."""
-    text = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
-    paths = dict.fromkeys(re.findall(r"/.*\.so.*$", text, re.MULTILINE))
-    return [(each, path) for path in paths for each in _LIBRARIES if each.file.match(os.path.basename(path))]
+def loaded_libraries() -> list[LibController]:
+    """The libraries with threads that this process has loaded. They are looked up once, before a worker is forked: its
+    actor's modules load further ones when its environment is set."""
+    found: list[LibController] = ThreadpoolController().lib_controllers
+    return found
