@@ -274,6 +274,26 @@ async def test_a_program_that_joins_and_leaves() -> None:
         await head.members.find(DRIVER)
 
 
+async def test_programs_are_asked_to_connect_to_who_cannot_reach_them() -> None:
+    asked = []
+
+    async def answer(*what: Any) -> bool:
+        asked.append(what)
+        return True
+
+    head = Head(answer)
+    session = FakeSession(DRIVER)
+    assert not await head.members.call_back(DRIVER, WORKER), "it has not joined"
+    await head.by(session, head.members.join_driver("d@host:3", "machine d"))
+    assert not await head.members.call_back(DRIVER, WORKER), "it has no connection"
+    head.process.sessions.used[DRIVER] = session
+    assert await head.members.call_back(DRIVER, WORKER)
+    assert asked == [(DRIVER, "connect_to", WORKER)]
+    head.process.sessions.used[NODE] = FakeSession(NODE)
+    assert not await head.members.call_back(NODE, WORKER), "it is no program"
+    assert len(asked) == 1
+
+
 async def test_leaving_waits_for_what_is_being_stopped() -> None:
     head = Head()
     stopped = asyncio.Event()

@@ -45,6 +45,30 @@ async def main():
 zc.run(main())
 """
 
+THIRD = """
+import sys
+import numpy as np
+import zcactor as zc
+
+@zc.actor
+class Reader:
+    async def total(self, refs): return float((await refs[0]).sum())
+    async def pass_on(self, refs):
+        reader = await Reader.options(num_cpus=0).spawn()  # the program has no connection to this one
+        return await reader.total(refs)
+
+async def main():
+    async with zc.init(sys.argv[1]):
+        (node,) = [node.node_id for node in await zc.nodes() if sys.argv[2] in node.address]
+        actor = await Reader.options(node=node).spawn()
+        for count in (1, 200_000):
+            ref = zc.put(np.ones(count))
+            assert await actor.pass_on([ref]) == count
+        print("right")
+
+zc.run(main())
+"""
+
 
 class Cluster:
     """A head on the first host, and a program or a node on the second one."""
@@ -71,10 +95,10 @@ class Cluster:
         """Start a node on the second host. Returns its id."""
         return self._run(self.b, "start", "--address", self.address, "--num-cpus", "2", **more)
 
-    def program(self, host: Host, other: Host) -> str:
-        """Run the program on a host, with its actor on the other one. Returns what it prints."""
+    def program(self, host: Host, other: Host, source: str = PROGRAM) -> str:
+        """Run a program on a host, with its actor on the other one. Returns what it prints."""
         path = host.directory / "program.py"
-        path.write_text(PROGRAM)
+        path.write_text(source)
         return self._run(host, str(path), self.address, other.address)
 
     def log(self) -> str:
@@ -93,6 +117,11 @@ def test_a_program_that_accepts_no_connections() -> None:
     with cluster() as made:
         said = made.program(made.b, made.a)
         assert said.startswith("right")
+
+
+def test_a_value_of_such_a_program_that_a_third_process_reads() -> None:
+    with cluster() as made:
+        assert made.program(made.b, made.a, THIRD) == "right\n"
 
 
 def test_a_node_whose_ports_the_firewall_does_not_pass() -> None:

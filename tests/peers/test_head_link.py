@@ -158,6 +158,23 @@ async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
         await link.hold_actor(51)
 
 
+async def test_who_cannot_be_reached_is_asked_to_call_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_link, "_CALLED_BACK", 0.01)
+    answers: list[Any] = [True, False, zc.ConnectionLost("it is gone"), zc.HeadUnavailable("log", 1.0), None]
+
+    async def answer() -> Any:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return await asyncio.Event().wait() if found is None else found
+
+    link = Link(answer)
+    link._sessions.head, link._sessions.node = HEAD, b"n" * 16
+    assert not await link.call_back(HEAD) and not await link.call_back(b"n" * 16), "the way to the head is not there"
+    assert [await link.call_back(b"p" * 16) for _ in range(5)] == [True, False, False, False, False]
+    assert answers == []
+
+
 # ---- a head that may be elsewhere
 
 

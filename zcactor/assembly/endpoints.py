@@ -9,7 +9,6 @@ from zcactor.config import ports_of
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.folders import NoFolder, expanded
 from zcactor.objectstore.store import Block
-from zcactor.process.head_places import HeadPlaces
 from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
@@ -116,7 +115,7 @@ def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_addres
         return
 
     own, at, place = head_address.rpartition("@")
-    head.places = HeadPlaces(place)
+    head.look_at(place)
 
     async def find(name: str) -> str:
         wanted = bytes.fromhex(name)

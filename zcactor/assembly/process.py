@@ -144,7 +144,7 @@ class Process:
             )  # fmt: skip
         self.system = SystemActor(
             self.place.pid, store, self.sessions, self.promises, self.adoptions, self.origins, self.twins,
-            self.parting, self.groups, self.graphs, self.stats, self.resolver.devices, self.copies,
+            self.parting, self.groups, self.graphs, self.stats, self.resolver.devices, self.copies, self.head,
         )  # fmt: skip
         self.hosts.add(SYSTEM_INDEX, SystemActor, "system", interface=system).adopt(self.system)
 

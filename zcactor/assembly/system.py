@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Store
     from zcactor.observe.stats import Stats
+    from zcactor.peers.head_link import HeadLink
     from zcactor.peers.parting import Parting
     from zcactor.peers.twins import Twins
     from zcactor.process.sessions import Sessions
@@ -73,12 +74,14 @@ class SystemActor:
         stats: returns the figures of the process.
         devices: reaches GPU memory.
         copies: counts copies.
+        head: the link of the process to the cluster's head.
     """
 
     def __init__(
         self, pid: int, store: Store, sessions: Sessions, promises: Promises, adoptions: Adoptions,
         origins: BroadcastDirectory, twins: Twins, parting: Parting | None, groups: Callable[[], Groups],
         graphs: Callable[[], Graphs], stats: Callable[[], Stats], devices: DeviceReach, copies: CopyCounter,
+        head: HeadLink,
     ) -> None:  # fmt: skip
         self._pid = pid
         self._store = store
@@ -93,6 +96,7 @@ class SystemActor:
         self._stats = stats
         self._devices = devices
         self._copies = copies
+        self._head = head
         self.revive: Callable[[int], Any] = lambda _: None
         """The head's function that finds an actor which no process holds at the moment."""
         self.on_actor_changed: Callable[..., None] | None = None
@@ -122,6 +126,11 @@ class SystemActor:
             else:
                 session.leases.grant(object_id, holder)
         return True
+
+    async def connect_to(self, process: bytes) -> bool:
+        """Connect to a process that cannot connect to this one; see
+        `zcactor.peers.head_link.HeadLink.connect_to`."""
+        return await self._head.connect_to(process)
 
     async def device_bytes(self, object_id: int, offset: int, nbytes: int) -> Any:
         """Copy bytes of GPU memory to the host for the caller, which sees no GPU; see

@@ -451,6 +451,15 @@ class Membership:
             await taking.done.wait()  # its node may be about to return
         return self._nodes.find(process)
 
+    async def call_back(self, process: ProcessId, caller: ProcessId) -> bool:
+        """Ask a program to connect to `caller`, which cannot connect to it. Returns whether it has done so; other
+        processes than programs are not asked, as a node that accepts no connections is told of when it joins."""
+        session = self._process.sessions.used.get(process)
+        if process not in self._nodes.drivers or session is None or session.closed is not None:
+            return False
+        done: bool = await self._process.requests.ask(session, "connect_to", caller)
+        return done
+
     async def silence(self, process: ProcessId) -> tuple[float, str]:
         """The seconds since the last sign of life from the node of `process`, and the address of the process. The
         seconds are 0 for the head's own node and for drivers, and -1 for a node that is fenced or given up and for an

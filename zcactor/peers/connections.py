@@ -15,7 +15,7 @@ from zcactor.rpc.session import Session
 from zcactor.transport.loopback.endpoint import loopback_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
@@ -59,6 +59,9 @@ class Connections:
         fail."""
         self.on_lost: Callable[[Session], None] | None = None
         """Called with each session that is lost, after all else."""
+        self.called_back: Callable[[bytes], Awaitable[bool]] | None = None
+        """Has a process that cannot be reached connect to this one, if it can; see
+        `zcactor.peers.head_link.HeadLink.call_back`."""
         self._hub = hub
         self._sessions = sessions
         self._twins = twins
@@ -126,6 +129,8 @@ class Connections:
                 await dawdle("connect")
                 connection = await self._reach(process)
             except (ConnectionLost, ProtocolError) as error:
+                if self.called_back is not None and isinstance(error, ConnectionLost):
+                    await self.called_back(process)
                 theirs = used.get(process)  # the peer may have connected meanwhile
                 if isinstance(error, ProtocolError) or theirs is None or theirs.closed is not None:
                     error.args = (self._sessions.named(str(error.args[0])), *error.args[1:])

@@ -41,7 +41,7 @@ RELAYED: Final = {
          "waits"),
         AGENT_INDEX,
     ),
-    **dict.fromkeys(("find", "silence"), MEMBERSHIP_INDEX),
+    **dict.fromkeys(("call_back", "find", "silence"), MEMBERSHIP_INDEX),
 }  # fmt: skip
 """The requests that a worker may make through its node's agent, with the index of the head's actor for each."""
 _REPEATABLE: Final = ("constructed", "kill", "reserve", "stop")
@@ -50,6 +50,8 @@ _ENDING: Final = ("kill", "stop")
 """The requests that are done where there is no such actor."""
 _ANSWER: Final = 1.0
 """Seconds that the head has for an answer; calls that are not answered wait for it."""
+_CALLED_BACK: Final = 2.0
+"""Seconds that a program has to connect to a process that cannot connect to it."""
 _LOOK: Final = 0.05
 """Seconds between two looks at whether this process has left a head."""
 
@@ -88,6 +90,12 @@ class HeadLink:
         self._agent = agent
         self._members = members
         self._node = node
+
+    def look_at(self, place: str) -> None:
+        """Look for the head at a place, as the cluster has other hosts, and ask it for processes that cannot be
+        reached."""
+        self.places = HeadPlaces(place)
+        self._connections.called_back = self.call_back
 
     @property
     def process(self) -> bytes:
@@ -294,6 +302,27 @@ class HeadLink:
         except ConnectionLost:
             return "dead", (b"", 0), "its node agent is gone"
         return state, (process, index), cause
+
+    async def call_back(self, process: bytes) -> bool:
+        """Have the head ask `process`, to which this process cannot connect, to connect to this one. Returns whether it
+        has done so: a program behind a firewall or an address translation can."""
+        if self.absence.going_on or process in (self._sessions.head, self._sessions.node):
+            return False
+        try:
+            async with asyncio.timeout(_CALLED_BACK):
+                done: bool = await self.ask_members("call_back", process, self._sessions.process)
+        except (TimeoutError, ConnectionLost, HeadUnavailable):
+            return False
+        return done
+
+    async def connect_to(self, process: bytes) -> bool:
+        """Connect to a process that cannot connect to this one. Returns whether it has answered."""
+        try:
+            session = await self._connections.connect(process)
+            await self._requests.ask(session, "ping")
+        except (ConnectionLost, ProtocolError):
+            return False
+        return True
 
     async def silence_of(self, process: bytes) -> tuple[float, str]:
         """Return for how many seconds the node of `process` has been silent towards the head, and the address of
