@@ -7,6 +7,7 @@ import pytest
 from tests.driver.programs import Program
 
 PRELUDE = """
+import concurrent.futures.thread  # it holds a lock over each fork, so its hooks come before the one below
 import multiprocessing as mp
 
 N = 1 << 17
@@ -43,6 +44,9 @@ class Child:
         return json.loads(text)
 
 def later(*values): return [np.full(N, value) for value in values]
+
+HOOK = None  # runs in the parent after a fork, before zcactor's hooks
+os.register_at_fork(after_in_parent=lambda: HOOK and HOOK())
 """
 CASES = {
     "a process's arguments": """
@@ -158,6 +162,26 @@ CASES = {
         while not found: await peer.made(1.0)
         thread.join()
         assert found == [[1.0, 1.0]]
+    """,
+    "two at once": """
+        global HOOK
+        x = await peer.made(3.0)
+        go, done = threading.Event(), threading.Event()
+        def fork(): go.wait(); Child(lambda: 1).result(); done.set()
+        def hook():  # the other thread's child comes and goes before this thread notes what its own child reads
+            global HOOK
+            HOOK = None
+            go.set()
+            done.wait()
+        thread = threading.Thread(target=fork)
+        thread.start()
+        HOOK = hook
+        child = Child(lambda: ends(x))
+        thread.join()
+        x = None
+        await peer.fill(9.0)
+        await peer.fill(8.0)
+        assert child.result() == [3.0, 3.0]
     """,
     "a pool": """
         global DATA

@@ -32,6 +32,7 @@ static heap_t *heaps;
 static pthread_mutex_t children_lock = PTHREAD_MUTEX_INITIALIZER; /* taken last */
 static child_t *children;
 static uint32_t nchildren, children_room, nforks;
+static _Thread_local uint32_t own_fork; /* the number of this thread's last fork: another thread may have forked since */
 typedef struct { char *at; uint64_t nbytes; } range_t;
 #define PART ((uint64_t)8 << 20)
 static range_t aside[64]; /* mappings with page tables that are to be cleared; see `set_aside` */
@@ -249,6 +250,7 @@ static void before_fork(void) {
     is_seen = 0;
     for (heap_t *h = heaps; h; h = h->next) is_seen |= !h->foreign && h->base && h->fd >= 0;
     if (++nforks == UINT32_MAX) nforks = 1;
+    own_fork = nforks;
     for (heap_t *h = heaps; h; h = h->next) protect(h, nforks);
     pthread_mutex_lock(&children_lock);
     if (is_seen && pipe2(pipe_of_fork, O_CLOEXEC)) pipe_of_fork[0] = pipe_of_fork[1] = -1;
@@ -309,12 +311,12 @@ static void after_fork_in_child(void) {
     unlock();
 }
 
-/* A duplicate of the read end of the pipe of the last fork; -1: no child of it sees this memory, or an error. */
+/* A duplicate of the read end of the pipe of this thread's last fork; -1: no child of it sees this memory, or an error. */
 int dup_of_child(void) {
     int fd = -1;
     pthread_mutex_lock(&children_lock);
     for (uint32_t i = 0; i < nchildren && fd < 0; i++) /* another thread may have sorted out children that ended */
-        if (children[i].number == nforks && children[i].fd >= 0) fd = fcntl(children[i].fd, F_DUPFD_CLOEXEC, 3);
+        if (children[i].number == own_fork && children[i].fd >= 0) fd = fcntl(children[i].fd, F_DUPFD_CLOEXEC, 3);
     pthread_mutex_unlock(&children_lock);
     return fd;
 }

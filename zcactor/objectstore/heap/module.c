@@ -51,7 +51,7 @@ static PyObject *reap(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     reap_children();
     Py_RETURN_NONE;
 }
-/* child(): a descriptor that ends when the child of the last fork has ended, and the children of that; None: the child
+/* child(): a descriptor that ends when the child of this thread's last fork has ended, and the children of that; None: the child
  * sees no heap of this process. The caller closes it. */
 static PyObject *child(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     int fd = dup_of_child();
@@ -61,7 +61,7 @@ static PyObject *child(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)
 
 static PyMethodDef functions[] = {
     {"reap", reap, METH_NOARGS, "reap(): close the descriptors of forked children that have ended"},
-    {"child", child, METH_NOARGS, "child() -> descriptor that ends with the child of the last fork, or None"},
+    {"child", child, METH_NOARGS, "child() -> descriptor that ends with the child of this thread's last fork, or None"},
     {"use_handler", use_handler, METH_O, "use_handler(handler) -> the handler that was set"},
     {"allocate_elsewhere", allocate_elsewhere, METH_NOARGS,
      "allocate_elsewhere() -> the handler that was set; NumPy allocates by the handler under ours"},
