@@ -9,6 +9,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NoReturn
 
+import numpy as np
+
 import zcactor as zc
 
 PLACES = 2
@@ -252,3 +254,115 @@ class Struck:
             ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyError)
         )
         assert found == 1
+
+
+class Proxy(Exception):
+    """Stands for an object that is not there yet."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("Proxy is unbound")
+
+
+class Stays(Exception):
+    """Cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit("Stays is not to be pickled")
+
+
+class _Meta(type):
+    def __hash__(cls) -> int:
+        raise TypeError("Odd is an unhashable class")
+
+
+class Odd(Exception, metaclass=_Meta):
+    """Has a class that refuses to be hashed."""
+
+
+class HalfMade(zc.DeviceError):
+    """Lacks the fields of its base."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+
+class _Yields:
+    """An awaitable that yields itself to the loop."""
+
+    def __await__(self) -> Any:
+        yield self
+
+
+class _Unbound(_Yields):
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("Proxy is unbound")
+
+
+class _Blocking(_Yields):
+    @property
+    def _asyncio_future_blocking(self) -> bool:
+        return True
+
+
+class _Raising(_Yields):
+    @property
+    def _asyncio_future_blocking(self) -> bool:
+        raise RuntimeError("Proxy is unbound")
+
+
+async def _fail() -> None:
+    raise Proxy("unbound")
+
+
+def _fails() -> None:
+    raise Proxy("unbound")
+
+
+AWAITED: dict[str, Any] = {
+    "gather": lambda: asyncio.gather(_fail()),
+    "shield": lambda: asyncio.shield(_fail()),
+    "to_thread": lambda: asyncio.to_thread(_fails),
+    "unbound": _Unbound,
+    "blocking": _Blocking,
+    "raising": _Raising,
+}
+"""What an async method may await, by its kind."""
+
+
+@zc.actor
+class Awaiting:
+    """Awaits what is hostile."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def hold(self) -> str:
+        """Wait for `let_go`."""
+        await self.go.wait()
+        return "held"
+
+    @zc.method(inline=True)
+    def let_go(self) -> None:
+        """Let `hold` return."""
+        self.go.set()
+
+    async def wait_for(self, way: str) -> None:
+        """Await one of `AWAITED`."""
+        await AWAITED[way]()
+
+    def fail(self) -> None:
+        """Raise an error of a class that lacks the fields of its base."""
+        raise HalfMade("x")
+
+    async def leave_block(self, group: Any, kind: str) -> None:
+        """Leave the block of a reducer by an exception of a kind, if one is given."""
+        async with group.reducer(op="sum") as reducer:
+            reducer.add("x", np.ones(10))
+            if kind:
+                raise globals()[kind](kind)
+
+    async def total(self, group: Any) -> float:
+        """Sum over a group."""
+        return float((await group.allreduce(np.ones(3)))[0])

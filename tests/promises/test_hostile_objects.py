@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -115,3 +116,51 @@ async def test_an_actor_whose_thread_ends_dies_with_the_reason() -> None:
         with pytest.raises(zc.ActorDied, match=r"a thread of Struck\(.*\) ended by KeyError"):
             await struck.ping()
         await zc.stop(struck)
+
+
+@pytest.mark.parametrize("way", hostile.AWAITED)
+async def test_what_an_async_method_awaits_may_be_hostile(way: str) -> None:
+    """The class of an exception out of a future, or of what an awaitable yields, raises where it is asked."""
+    async with asyncio.timeout(PATIENCE), zc.init():
+        awaiting: Any = await hostile.Awaiting.options(max_concurrency=2).spawn()
+        held = awaiting.hold()
+        for _ in range(3):  # more than there are places
+            error = await _failure(awaiting.wait_for(way))
+            assert issubclass(type(error), hostile.Proxy | RuntimeError | AttributeError), type(error)
+        await awaiting.let_go()
+        assert await held == "held"
+        await zc.stop(awaiting)
+
+
+async def test_a_subclass_of_an_error_of_the_package_is_the_users() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        awaiting: Any = await hostile.Awaiting.spawn()
+        held = awaiting.hold()
+        error = await _failure(awaiting.fail())
+        assert hostile.HalfMade in type(error).__mro__
+        await awaiting.let_go()
+        assert await held == "held"
+
+
+@pytest.mark.parametrize("kind", ["Proxy", "Stays", "Odd"])
+async def test_a_reducers_block_that_a_hostile_exception_leaves_ends_on_all_ranks(kind: str) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        members: list[Any] = [await hostile.Awaiting.options(num_cpus=0).spawn() for _ in range(2)]
+        group = await zc.group(members)
+        calls = [member.leave_block(group, kind if rank else "") for rank, member in enumerate(members)]
+        other, own = [await _failure(call) for call in calls]
+        assert getattr(hostile, kind) in type(own).__mro__ or kind in str(own), own
+        assert kind in str(other) + type(other).__name__, other
+        totals = [member.total(group) for member in members]
+        assert await asyncio.gather(*totals) == [2.0, 2.0], "the group goes on"
+
+
+async def test_failures_that_nobody_awaits_are_told_whatever_their_class(caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        raiser: Any = await hostile.Awaiting.spawn()
+        raiser.wait_for("gather")
+        await raiser.let_go()
+        gc.collect()
+        while "its result was never awaited" not in caplog.text:
+            await asyncio.sleep(0)
+        assert "Exception in callback" not in caplog.text

@@ -382,7 +382,7 @@ def failure_of(call: Call) -> BaseException | None:
             error = current().marshaller.unpack(call.payload, call.parts, call.flags)
         except ProtocolError as broken:
             error = broken
-    return None if isinstance(error, asyncio.CancelledError) else error
+    return None if issubclass(type(error), asyncio.CancelledError) else error
 
 
 Call.unseen = staticmethod(_note_unseen)

@@ -154,7 +154,7 @@ class RemoteActor:
                 nonlocal left
                 left -= 1
                 call.sent_before = call.sent_before or getattr(error, "maybe_executed", False)
-                if left < 0 or isinstance(error, ActorDied):
+                if left < 0 or issubclass(type(error), ActorDied):
                     return False
                 call.state, call.session = CallState.QUEUED, None
                 try:
@@ -186,7 +186,7 @@ class RemoteActor:
             call.take_back()
             self.unfinished.discard(call)
             call.resend = None
-            if not isinstance(error, ObjectLost):
+            if not issubclass(type(error), ObjectLost):
                 # A new error: the traceback of the one at hand leads to the arguments.
                 process.loop.call_soon_threadsafe(call.fail, ConnectionLost(f"{call.label} could not be sent"))
                 raise

@@ -99,7 +99,7 @@ async def found(
             latest = await process.groups().found(key, epoch, seats, options)
         except (RemoteError, ConnectionLost) as error:
             original = remote_of(error).original if isinstance(error, RemoteError) else error
-            if not isinstance(original, LookupError | ZcactorError):
+            if not issubclass(type(original), LookupError | ZcactorError):
                 raise
             former_seats, seats = seats, [await seat_of(process, handle, lost=True) for handle in handles]
             if seats == former_seats:

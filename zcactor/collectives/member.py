@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from zcactor.apart import text_of, type_name
 from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication
 from zcactor.collectives.rails import Rails
 from zcactor.collectives.sources import own_source
@@ -302,8 +303,8 @@ class Member:
             self.process.loop.call_soon(self.groups.publish_here, self.key, rank, self.rank, seq, publication)
             return
         head = (self.key, rank, self.rank, seq, publication.signature)
-        if failed:
-            data = publication.failure
+        if publication.failure is not None:
+            data = self._sendable(publication.failure)
         room = session.connection.eager_limit - _HEAD_NBYTES - len(publication.signature)
         if type(data) is bytes and 0 < room < len(data):
             rest = (len(data) - 1) // room * room
@@ -406,7 +407,16 @@ class Member:
                     return
             except ConnectionLost:  # its end breaks the group
                 return
-        self.process.requests.send(session, "group_report", (self.key, rank, self.rank, seq, failure))
+        told = None if failure is None else self._sendable(failure)
+        self.process.requests.send(session, "group_report", (self.key, rank, self.rank, seq, told))
+
+    def _sendable(self, failure: BaseException) -> BaseException:
+        """A failure as it goes to another process: as text, where it cannot be pickled."""
+        try:
+            self.process.marshaller.pack_call((failure,), {})
+        except BaseException:  # a foreign __reduce__ may raise anything, and no rank may wait for this one
+            return RuntimeError(f"{type_name(type(failure))}: {text_of(failure)}")
+        return failure
 
     def _session(self, rank: int) -> Session | None:
         """The session with the process of `rank`; None where it is lost, which breaks the group."""

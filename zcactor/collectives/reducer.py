@@ -288,7 +288,7 @@ class Reducer:
 
     def _end(self, error: BaseException | None) -> None:
         """Say that no more operations of the step come."""
-        if error is not None and not isinstance(error, Exception):  # of this rank alone, such as its cancelling
+        if error is not None and not issubclass(type(error), Exception):  # of this rank alone, such as its cancelling
             error = RuntimeError(f"a rank has left the block of its reducer by {type(error).__name__}")
         self._told = True
         process = current()
@@ -324,7 +324,7 @@ class Reducer:
         found: dict[str, Array] = {}
 
         def keep(answer: Any) -> bool:
-            if not isinstance(answer, Exception):
+            if not issubclass(type(answer), Exception):
                 return True
             self._fail(answer)
             return False
@@ -364,16 +364,16 @@ class Reducer:
             if run.result is not None:
                 found[run.name] = self._averaged(run.result)
         if self._hook is not None:
-            self._end(None if isinstance(self._error, StepEnded) else self._error)
+            self._end(None if type(self._error) is StepEnded else self._error)
         outcome = yield self._outcome
-        error = outcome if isinstance(outcome, Exception) else self._error
+        error = outcome if issubclass(type(outcome), Exception) else self._error
         if error is not None:
             self._state = "failed"
             raise error
         self._results = {name: found[name] for name in self._names}
 
     def _fail(self, error: Exception) -> None:
-        if self._error is None or isinstance(self._error, StepEnded):
+        if self._error is None or type(self._error) is StepEnded:
             self._error = error
 
     def _start(self, dtype: np.dtype[Any]) -> None:

@@ -149,7 +149,7 @@ class ReducerStep(Collective):
         member: Any = self.member
         ends = [self.published[rank] for rank in range(self.member.size)]
         failures = [end.failure for end in ends if end.failure is not None]
-        causes = [failure for failure in failures if not isinstance(failure, GroupMismatch)]
+        causes = [failure for failure in failures if not issubclass(type(failure), GroupMismatch)]
         if any(end.signature == SPOILED for end in ends):
             member.report(self.seq, causes[0])
         if causes:

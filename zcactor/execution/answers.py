@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import bare, cause_of, context_of, text_of, type_name
+from zcactor.apart import bare, cause_of, context_of, fields_of, text_of, type_name
 from zcactor.errors import ConnectionLost, DeviceError, RemoteError
 from zcactor.execution.failure import Failure, log_failure, pack_as_text
 from zcactor.rpc.incoming import NO_ANSWER
@@ -111,7 +111,7 @@ def _broken_context(error: BaseException) -> DeviceError | None:
     for _ in range(_CAUSES):
         if found is None or issubclass(type(found), RemoteError):
             return None
-        if issubclass(type(found), DeviceError) and found.fatal:  # type: ignore[attr-defined]
+        if issubclass(type(found), DeviceError) and fields_of(found).get("fatal") is True:
             return found  # type: ignore[return-value]
         cause = cause_of(found)
         found = context_of(found) if cause is None else cause

@@ -58,8 +58,10 @@ def start_eagerly(
         _leave_task(loop, task)
         if running is not None:
             _enter_task(loop, running)
-    if asyncio.isfuture(task.waiting):  # until the task takes its step, others may begin to await the same future
-        task.waiting._asyncio_future_blocking = False
+    try:
+        _mark(task.waiting, False)  # until the task takes its step, others may begin to await the same future
+    except BaseException as error:  # of an awaitable of the user's own: its coroutine gets it
+        task.refused = error
     if task.begun is not None:
         task.become()
     return task
@@ -76,6 +78,8 @@ class _EagerTask(asyncio.Task[None]):
     """The arguments of the full task; None once it is one."""
     waiting: Any = None
     """The future that the first step suspended on."""
+    refused: BaseException | None = None
+    """The error of that future, where it cannot be waited for."""
     ended = False
     """Whether the first step was the last."""
 
@@ -109,6 +113,11 @@ for _name in (
     setattr(_EagerTask, _name, _becoming(_name))
 
 
+def _mark(waiting: Any, awaited: bool) -> None:
+    if asyncio.isfuture(waiting):
+        waiting._asyncio_future_blocking = awaited
+
+
 @types.coroutine
 def _rest(coroutine: Coroutine[Any, Any, None], task: _EagerTask) -> Generator[Any, Any, None]:
     """The steps of `coroutine` after the first step of `task`."""
@@ -116,18 +125,19 @@ def _rest(coroutine: Coroutine[Any, Any, None], task: _EagerTask) -> Generator[A
         yield
         if task.ended:
             return
-        waiting = task.waiting
-        if asyncio.isfuture(waiting):
-            waiting._asyncio_future_blocking = True  # as `await` leaves it for the step of a task
-        yield waiting
+        if task.refused is not None:
+            raise task.refused
+        _mark(task.waiting, True)  # as `await` leaves it for the step of a task
+        yield task.waiting
     except GeneratorExit:  # the task was dropped; its coroutine may have been closed before it
         coroutine.close()
         raise
     except BaseException as error:
         if task.ended:
             return
-        if isinstance(error, asyncio.CancelledError) and asyncio.isfuture(task.waiting):
+        if task.refused is None and issubclass(type(error), asyncio.CancelledError) and asyncio.isfuture(task.waiting):
             task.waiting.cancel()
+        task.refused = None
         try:
             task.waiting = coroutine.throw(error)
         except StopIteration:

@@ -155,7 +155,7 @@ class Runs:
                 await self._divide(ids.token(KEY_NBYTES), seats)
             except (RemoteError, ConnectionLost) as error:
                 original = remote_of(error).original if isinstance(error, RemoteError) else error
-                if not isinstance(original, LookupError | ZcactorError):
+                if not issubclass(type(original), LookupError | ZcactorError):
                     raise
                 before, seats = seats, [await seat_of(process, handle, lost=True) for handle in self.handles]
                 if seats == before or attempt == _ATTEMPTS - 1:

@@ -89,7 +89,7 @@ class Unseen:
             told = self._actors.get(call.actor_label)
             if told is None or not told.count:
                 error = self._failure(call)
-                if error is None or (self.ending and isinstance(error, ENDS)):
+                if error is None or (self.ending and issubclass(type(error), ENDS)):
                     continue
                 if told is None:
                     told = self._actors[call.actor_label] = _Told()

@@ -25,9 +25,9 @@ async def all_of(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """
     found = await asyncio.gather(*steps, return_exceptions=True)
     for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return [each for each in found if not isinstance(each, BaseException)]
+        if issubclass(type(each), BaseException):
+            raise each  # type: ignore[misc]
+    return found  # type: ignore[return-value]
 
 
 class Tasks:
