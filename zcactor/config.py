@@ -13,9 +13,9 @@ import stat
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
-from zcactor.folders import NoFolder, is_there, shared_by, user_folder
+from zcactor.folders import NoFolder, is_there, opened_at_once, shared_by, user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -206,8 +206,8 @@ class Config:
                 raise TypeError(f"{name} must be a number, not {value!r}")
             if not minimum <= value < float("inf"):
                 raise ValueError(f"{name} must be finite and at least {minimum}, not {value!r}")
-            if value > MAXIMUM.get(name, value):
-                raise ValueError(f"{name} must be at most {MAXIMUM[name]}, not {value!r}")
+            if value > MAXIMUM.get(name, _MOST):
+                raise ValueError(f"{name} must be at most {MAXIMUM.get(name, _MOST)}, not {value!r}")
         names = self.transports.split(",")
         if len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
             raise ValueError(
@@ -327,6 +327,8 @@ MINIMUM: Mapping[str, float] = {
 }
 """The least value of each numeric field, in the unit of the field."""
 
+_MOST: Final = (1 << 63) - 1
+"""The greatest number that processes tell each other."""
 MAXIMUM: Mapping[str, int] = {
     "store_capacity": 1 << 47,  # the user half of an x86-64 address space
     "eager_limit": 1 << 20,  # a peer must not decide about the size of our receive buffers
@@ -417,9 +419,12 @@ def unknown_setting(source: str, name: str, valid: tuple[str, ...] | None = None
 def _read_file(path: Path) -> dict[str, object]:
     """The keys and values of a file; empty where the file does not exist, as far as this process may look."""
     try:
-        with open(path, "rb") as file:
-            _refuse_others(path, os.fstat(file.fileno()))
+        with open(path, "rb", opener=opened_at_once) as file:
+            status = os.fstat(file.fileno())
+            _refuse_others(path, status)
             _refuse_others(path.parent, os.stat(path.parent))
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError(f"{path.absolute()} is no file of settings: remove it, or start the program elsewhere")
             text = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -429,11 +434,15 @@ def _read_file(path: Path) -> dict[str, object]:
         raise PermissionError(
             f"{path.absolute()} cannot be read by user {os.geteuid()}: chmod it, or take it away"
         ) from error
+    except OSError as error:  # a directory, or links in a circle
+        raise ValueError(
+            f"{path.absolute()} is no file of settings ({error.strerror}): remove it, or start the program elsewhere"
+        ) from error
     import tomllib  # here and in `_convert`: programs without a file do not pay for the import
 
     try:
         table: dict[str, object] = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     valid = _names()
     for name in table:
@@ -509,14 +518,16 @@ def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
     where = f"{source}: {name} = {value!r}"
     try:
         converted: object = msgspec.convert(value, kind, strict=not lax)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         text = f"{where} must be {expected} ({error}). Valid keys: {', '.join(sorted(_names()))}"
         # A str where one of a few literals is expected has the right type and the wrong value
         literals = [one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal]
         one_of_a_few = bool(literals) and isinstance(value, str)
         raise (ValueError if one_of_a_few else TypeError)(text) from error
-    if isinstance(converted, int) and converted > MAXIMUM.get(name, converted):
-        raise ValueError(f"{where} must be at most {MAXIMUM[name]:,}. Valid keys: {', '.join(sorted(_names()))}")
+    if isinstance(converted, int) and converted > MAXIMUM.get(name, _MOST):
+        raise ValueError(
+            f"{where} must be at most {MAXIMUM.get(name, _MOST):,}. Valid keys: {', '.join(sorted(_names()))}"
+        )
     minimum = MINIMUM.get(name)
     if minimum is not None and isinstance(converted, (int, float)) and not minimum <= converted < float("inf"):
         raise ValueError(

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
-    "NoFolder", "expanded", "folder_problem", "is_there", "make_folder", "shared_by", "user_folder", "variable_of",
-    "working_directory", "writing",
+    "NoFolder", "expanded", "folder_problem", "is_there", "make_folder", "opened_at_once", "shared_by", "user_folder",
+    "variable_of", "working_directory", "writing",
 ]  # fmt: skip
 
 _PLACES: Final = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
@@ -81,6 +81,12 @@ def expanded(path: str, environ: Mapping[str, str]) -> Path:
     except KeyError:
         raise NoFolder(f"{path}: there is no user {name!r}") from None
     return Path(home, rest)
+
+
+def opened_at_once(path: str, flags: int) -> int:
+    """The opener, for ``open``, of a file that a stranger may have made: a FIFO is opened without a wait for its
+    writer, so that its status tells what it is."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def shared_by(status: os.stat_result, forbidden: int, *, by_root: bool = False) -> str:

@@ -159,15 +159,15 @@ class Meeting:
             OSError: it cannot be read.
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:
             status = os.fstat(fd)
-            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISREG(status.st_mode):
                 raise AuthenticationError(
                     f"{self.path} belongs to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}: only "
-                    "this user may write the file by which ranks find each other; remove it"
+                    "this user may write the plain file by which ranks find each other; remove it"
                 )
             try:
                 note = msgspec.json.decode(file.read(_NOTE_NBYTES), type=_Note)
