@@ -261,8 +261,7 @@ class FileLog:
             database.execute("PRAGMA synchronous = FULL")
             database.execute("BEGIN IMMEDIATE")
             database.execute("UPDATE terms SET epoch = epoch + 1")
-            epoch = self._epoch_in(database)
-            name = database.execute("SELECT log FROM terms").fetchone()[0]
+            epoch, name = _term_in(database, self.path)
             database.execute("COMMIT")
             self._checkpoint(database)
             self._epoch = epoch
@@ -315,7 +314,7 @@ class FileLog:
         Raises:
             LogUnusable: it is not: it is an older copy, or its log of writes is lost.
         """
-        epoch = self._epoch_in(database)
+        epoch, _ = _term_in(database, self.path)
         if begun is None:
             return
         again = f"put {self.path} back together with {self.path.name}-wal; or {FRESH}"
@@ -324,13 +323,6 @@ class FileLog:
         known = database.execute("SELECT count(*) FROM entries WHERE kind = 'cluster'").fetchone()[0]
         if begun.cluster and not known:
             raise LogUnusable(f"the log {self.path} has lost the entry of its cluster: {again}")
-
-    def _epoch_in(self, database: sqlite3.Connection) -> int:
-        found = database.execute("SELECT epoch FROM terms").fetchall()
-        epoch = found[0][0] if len(found) == 1 else None
-        if type(epoch) is not int or not 0 <= epoch < _LARGEST_EPOCH:
-            raise LogUnusable(f"the log {self.path} is damaged: it has no number of its last term; {FRESH}")
-        return epoch
 
     def _refuse_remote(self) -> None:
         mounts = self._mounts
@@ -421,6 +413,19 @@ class FileLog:
             raise LogUnusable(f"the log {self.path} is damaged: {found}; {FRESH}")
 
 
+def _term_in(database: sqlite3.Connection, path: Path) -> tuple[int, bytes]:
+    """The epoch of the last term in the log at `path`, and the log's name.
+
+    Raises:
+        LogUnusable: they are missing, or no such values.
+    """
+    found = database.execute("SELECT epoch, log FROM terms").fetchall()
+    epoch, name = found[0] if len(found) == 1 else (None, None)
+    if type(epoch) is not int or not 0 <= epoch < _LARGEST_EPOCH or type(name) is not bytes:
+        raise LogUnusable(f"the log {path} is damaged: it has no number of its last term; {FRESH}")
+    return epoch, name
+
+
 def look_into(folder: Path, kind: str, token: bytes) -> dict[str, bytes]:
     """The entries of one kind in the log of `folder`, without a term: they may be those of a head that lives. Empty
     where there is no log, or none that can be read, or one of somebody else; the next term finds out why."""
@@ -430,7 +435,7 @@ def look_into(folder: Path, kind: str, token: bytes) -> dict[str, bytes]:
     try:
         _refuse_others(folder)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-            epoch, name = database.execute("SELECT epoch, log FROM terms").fetchone()
+            epoch, name = _term_in(database, path)
             found = database.execute("SELECT key, value FROM entries WHERE kind = ?", (kind,)).fetchall()
             seal = LogSeal(token, name)
             return {key: seal.open(kind, key, sealed, latest=epoch) for key, sealed in found}
@@ -445,7 +450,7 @@ def _refuse_others(folder: Path) -> None:
         LogUnusable: others can get at them.
         OSError: the folder cannot be looked at.
     """
-    files = [(folder / f"{NAME}{suffix}", 0o077) for suffix in ("", "-wal", "-shm", _BEGUN)]
+    files = [(folder / f"{NAME}{suffix}", 0o077) for suffix in ("", "-wal", "-shm", "-journal", _BEGUN)]
     for path, forbidden in [(folder, 0o022), *files]:
         try:
             status = path.stat() if path is folder else path.lstat()
