@@ -127,12 +127,9 @@ def _prober_class() -> type[Any]:
 
         def reducer_override(self, value: Any) -> Any:
             cls = type(value)
-            if (
-                cls is Move
-                or cls in registered
-                or (issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)))
-                or cls.__module__.partition(".")[0] in _LIBRARIES
-            ):
+            if issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)):
+                return tuple, ([each for _, each in _parts_of_array(value)],)
+            if cls is Move or cls in registered or cls.__module__.partition(".")[0] in _LIBRARIES:
                 return int, ()
             return super().reducer_override(value)
 
@@ -193,9 +190,19 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif cls is property or cls is staticmethod or cls is classmethod or cls is functools.cached_property:
         found = value.fget if cls is property else value.func if cls is functools.cached_property else value.__func__
         yield "", found
+    elif issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)):
+        yield from _parts_of_array(value)
     elif issubclass(cls, BaseException):
         yield from ((f".{name}", each) for name, each in list(fields_of(value).items()))
     elif hasattr(cls, "__dict__") and "__dict__" in dir(cls):
+        yield from ((f".{name}", each) for name, each in list(object.__getattribute__(value, "__dict__").items()))
+
+
+def _parts_of_array(value: Any) -> Iterator[tuple[str, Any]]:
+    """What travels with the bytes of an array."""
+    if value.dtype.metadata is not None:
+        yield ".dtype.metadata", dict(value.dtype.metadata)
+    if type(value) not in (np.ndarray, np.memmap) and "__dict__" in dir(type(value)):
         yield from ((f".{name}", each) for name, each in list(object.__getattribute__(value, "__dict__").items()))
 
 

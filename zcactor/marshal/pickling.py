@@ -259,8 +259,10 @@ def pickler_class() -> type[Any]:
                 return reduced
             if cls is CodeType:
                 make, arguments = code_reduce(value)
-                # tracebacks and warnings name the file that the code is in
-                return make, tuple(value.co_filename if each == _NO_FILE else each for each in arguments)
+                # Tracebacks and warnings name the file that the code is in. Bytes among these are not compared to text.
+                unnamed = [type(each) is str and each == _NO_FILE for each in arguments]
+                filled = zip(unnamed, arguments, strict=True)
+                return make, tuple(value.co_filename if missing else each for missing, each in filled)
             if cls is _Encoded:
                 return _unpack, (value.ext.code, bytes(value.ext.data))
             if cls is Move:
@@ -291,7 +293,7 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     exceptions = Exceptions(None)
     try:
         return _dumps(packing, value, exceptions)
-    except Exception:  # the value's own code may raise anything; that is raised again, here or by the second attempt
+    except (Exception, SystemExit):  # of the value's own code: it is raised again, here or by the second attempt
         if not exceptions.found:
             raise
     del packing.parts[mark:]
@@ -300,7 +302,7 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
         before = len(packing.parts)
         try:
             _dumps(packing, part, thorough)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return error
         finally:
             del packing.parts[before:]
