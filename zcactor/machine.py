@@ -149,9 +149,10 @@ def missing_calls() -> list[str]:
         attempt("memfd_create(2)", "shared memory", memory)
         if fd >= 0:
             attempt("fallocate(2)", "taking shared memory", lambda: os.posix_fallocate(fd, 0, mmap.PAGESIZE))
-            os.ftruncate(fd, mmap.PAGESIZE)
-            mapped = undo.enter_context(mmap.mmap(fd, mmap.PAGESIZE))
-            attempt("madvise(2)", "giving shared memory back", lambda: mapped.madvise(mmap.MADV_REMOVE))
+            attempt("ftruncate(2)", "taking shared memory", lambda: os.ftruncate(fd, mmap.PAGESIZE))
+            if os.fstat(fd).st_size:
+                mapped = undo.enter_context(mmap.mmap(fd, mmap.PAGESIZE))
+                attempt("madvise(2)", "giving shared memory back", lambda: mapped.madvise(mmap.MADV_REMOVE))
             attempt("flock(2)", "telling which processes live", lambda: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB))
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
             attempt("fcntl(2) with F_ADD_SEALS", "shared memory", lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals))
