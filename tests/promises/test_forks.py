@@ -324,8 +324,7 @@ def of_data(_): return ends(DATA)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-@pytest.mark.parametrize("transport", ["local", "tcp"])
+@pytest.mark.parametrize(("transport", "loop"), [("local", "uvloop"), ("tcp", "asyncio")])
 @pytest.mark.parametrize("case", CASES)
 def test_arrays_after_a_fork(case: str, transport: str, loop: str) -> None:
     body, eager = CASES[case], 4096 if "small" in case else 16384

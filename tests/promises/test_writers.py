@@ -6,7 +6,6 @@ import ctypes
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +13,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import pytest_asyncio
+import uvloop
 
 import zcactor as zc
 from tests.promises.recipes import FRAMES, Boxed, digest, make, part_of, write
+from tests.promises.weights import SERVED, Layers, Reader, Server, checksum
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 N = 100_000
-both_transports = pytest.mark.parametrize("transport", ["local", "tcp"])
+LOOP_FACTORIES = {"uvloop": uvloop.new_event_loop}
 
 
 @zc.actor
@@ -47,145 +49,78 @@ class Keeper:
         self.value = value
         return digest(value), digest(value)
 
-    async def read(self, server: Any) -> float:
-        """Read rows of a `Server`, and keep them."""
-        self.value = await server.rows()
-        return float(self.value.flat[0])
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["local", "tcp"], autouse=True)
+async def transport(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A runtime for all tests: a process imports what a frame needs once."""
+    async with zc.init(transports=[request.param], log_to_driver=False):
+        yield request.param
 
 
-SERVED: dict[str, Callable[[], Any]] = {
-    "reshape": lambda: np.zeros(2 * N).reshape(200, -1),
-    "zc.zeros.reshape": lambda: zc.zeros(2 * N).reshape(200, -1),
-    "np.zeros": lambda: np.zeros((200, N // 100)),
-    "x.T": lambda: np.zeros((N // 100, 200)).T,
-}
-
-
-@zc.actor
-class Server:
-    """Serve rows of weights, and update them in place."""
-
-    def __init__(self, how: str) -> None:
-        self.weights = SERVED[how]() if how else np.zeros(0)
-
-    def take(self, weights: Any) -> None:
-        """Own weights that were moved here."""
-        self.weights = weights.reshape(200, -1)
-
-    def rows(self) -> Any:
-        """Half of the weights."""
-        return self.weights[:100]
-
-    def update(self) -> None:
-        """A step."""
-        self.weights += 1
-
-
-@zc.actor
-class Layers:
-    """A model whose layers are views of one vector."""
-
-    def __init__(self) -> None:
-        self.flat = np.zeros(4 * N)
-        self.first, self.second = self.flat[: 2 * N].reshape(200, -1), self.flat[2 * N :]
-
-    def layer(self) -> Any:
-        """A layer."""
-        return self.first
-
-    def rows(self) -> Any:
-        """Half of a layer."""
-        return self.first[:100]
-
-    def step(self, flat: bool) -> None:
-        """Write to the vector, or to the layers."""
-        if flat:
-            self.flat += 1
-        else:
-            self.first += 1
-            self.second += 1
-
-
-async def spawned(actor: Any, *args: Any) -> Any:
-    """A new actor."""
-    return await actor.spawn(*args)
-
-
-@asynccontextmanager
-async def started(transport: str) -> AsyncIterator[None]:
-    """A runtime."""
-    async with zc.init(transports=[transport], log_to_driver=False):
-        yield
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def keeper(transport: str) -> Any:
+    """A reader on that transport."""
+    return await Keeper.spawn()
 
 
 # ---------------------------------------------------------------- servers that update in place
 
 
-@both_transports
 @pytest.mark.parametrize("how", [*SERVED, "moved"])
-async def test_each_step_reads_the_weights_of_that_step(transport: str, how: str) -> None:
-    async with started(transport):
-        server = await spawned(Server, how if how != "moved" else "")
-        if how == "moved":
-            await server.take(zc.move(np.zeros(2 * N)))
-        kept = []
-        for step in range(4):
-            kept.append(await server.rows())
-            reader = await spawned(Keeper)  # has never read before
-            assert await reader.read(server) == step
-            await server.update()
-            assert [each[0, 0] for each in kept] == list(range(step + 1))
-            assert await reader.digest() == digest(kept[-1])
+async def test_each_step_reads_the_weights_of_that_step(how: str) -> None:
+    server: Any = await Server.spawn(how if how != "moved" else "")
+    if how == "moved":
+        await server.take(zc.move(np.zeros(2 * N)))
+    kept = []
+    for step in range(4):
+        kept.append(await server.rows())
+        reader: Any = await Reader.spawn()  # has never read before
+        assert await reader.read(server) == step
+        await server.update()
+        assert [each[0, 0] for each in kept] == list(range(step + 1))
+        assert await reader.sum() == checksum(kept[-1])
 
 
-@both_transports
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("give", ["layer", "rows"])
-async def test_a_layer_of_a_vector_is_a_snapshot(transport: str, give: str, flat: bool) -> None:
-    async with started(transport):
-        model = await spawned(Layers)
-        first = await getattr(model, give)()
-        await model.step(flat)
-        second = await getattr(model, give)()
-        assert (first == 0).all() and (second == 1).all()
+async def test_a_layer_of_a_vector_is_a_snapshot(give: str, flat: bool) -> None:
+    model: Any = await Layers.spawn()
+    first = await getattr(model, give)()
+    await model.step(flat)
+    second = await getattr(model, give)()
+    assert (first == 0).all() and (second == 1).all()
 
 
 # ---------------------------------------------------------------- frames
 
 
-@both_transports
 @pytest.mark.parametrize("part", ["frame", "column", "rows", "columns", "to_numpy", "values.T", "column.array"])
-async def test_writes_to_a_frame_leave_what_was_passed_of_it(transport: str, part: str) -> None:
+async def test_writes_to_a_frame_leave_what_was_passed_of_it(keeper: Any, part: str) -> None:
     wrong: list[Any] = []
-    async with started(transport):
-        keeper = await spawned(Keeper)
-        for maker in FRAMES:
-            for value in range(4):  # four ways to write
-                frame = make(maker, 8 * N, 0, 1)
-                passed = frame if part == "frame" else part_of(frame, part)
-                if passed is None:
-                    continue
-                before = await keeper.keep(passed)
-                assert before == digest(passed)
-                write(frame, 40 + value)
-                if await keeper.digest() != before:
-                    wrong.append((maker, value))
-                again = part_of(frame, part) if part != "frame" else frame
-                if await keeper.keep(again) != digest(again):
-                    wrong.append((maker, value, "passed again"))
+    for maker in FRAMES:
+        for value in range(4):  # four ways to write
+            frame = make(maker, 8 * N, 0, 1)
+            passed = frame if part == "frame" else part_of(frame, part)
+            if passed is None:
+                continue
+            before = await keeper.keep(passed)
+            assert before == digest(passed)
+            write(frame, 40 + value)
+            if await keeper.digest() != before:
+                wrong.append((maker, value))
+            again = part_of(frame, part) if part != "frame" else frame
+            if await keeper.keep(again) != digest(again):
+                wrong.append((maker, value, "passed again"))
     assert not wrong, wrong
 
 
-@both_transports
-async def test_a_column_that_is_passed_at_each_step_is_that_of_the_step(transport: str) -> None:
-    async with started(transport):
-        keeper = await spawned(Keeper)
-        frame = pd.DataFrame({"a": np.zeros(N), "b": np.ones(N)}) + 1
-        for step in range(4):
-            column = frame["a"]
-            assert await keeper.keep(column) == digest(column)
-            del column
-            frame.loc[:, "a"] = float(step + 2)
+async def test_a_column_that_is_passed_at_each_step_is_that_of_the_step(keeper: Any) -> None:
+    frame = pd.DataFrame({"a": np.zeros(N), "b": np.ones(N)}) + 1
+    for step in range(4):
+        column = frame["a"]
+        assert await keeper.keep(column) == digest(column)
+        del column
+        frame.loc[:, "a"] = float(step + 2)
 
 
 # ---------------------------------------------------------------- buffers
@@ -201,42 +136,36 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@both_transports
 @pytest.mark.parametrize("maker", [np.ones, zc.ones])
 @pytest.mark.parametrize("how", ["memoryview", "ctypes", "view"])
-async def test_a_buffer_that_is_filled_anew_is_passed_as_it_is(transport: str, maker: Any, how: str) -> None:
-    async with started(transport):
-        keeper = await spawned(Keeper)
-        x = maker(N)
-        writer = LOOKS[how](x)
-        for step in range(4):
-            assert await keeper.keep(x) == digest(x), step
-            writer[0] = step + 2.0
+async def test_a_buffer_that_is_filled_anew_is_passed_as_it_is(keeper: Any, maker: Any, how: str) -> None:
+    x = maker(N)
+    writer = LOOKS[how](x)
+    for step in range(4):
+        assert await keeper.keep(x) == digest(x), step
+        writer[0] = step + 2.0
 
 
-@both_transports
 @pytest.mark.parametrize("maker", [np.ones, zc.ones])
 @pytest.mark.parametrize("how", LOOKS)
-async def test_what_was_moved_is_reached_from_one_side_only(transport: str, maker: Any, how: str) -> None:
-    async with started(transport):
-        keeper = await spawned(Keeper)
-        x = maker(N)
-        look = LOOKS[how](x)
-        before = digest(look)
-        moved = zc.move(x)
-        try:
-            await keeper.own(moved)
-        except ValueError:
-            return  # refused
-        if how == "series":  # it holds the array itself, which is unusable then
-            with pytest.raises((ValueError, TypeError), match="zc.move"):
-                look.sum()
-            return
-        seen = digest(look)  # outside the assertion, whose report would read memory that is gone by then
-        assert seen == before
-        there = await keeper.digest()
-        write(look, 77)
-        assert await keeper.digest() == there
+async def test_what_was_moved_is_reached_from_one_side_only(keeper: Any, maker: Any, how: str) -> None:
+    x = maker(N)
+    look = LOOKS[how](x)
+    before = digest(look)
+    moved = zc.move(x)
+    try:
+        await keeper.own(moved)
+    except ValueError:
+        return  # refused
+    if how == "series":  # it holds the array itself, which is unusable then
+        with pytest.raises((ValueError, TypeError), match="zc.move"):
+            look.sum()
+        return
+    seen = digest(look)  # outside the assertion, whose report would read memory that is gone by then
+    assert seen == before
+    there = await keeper.digest()
+    write(look, 77)
+    assert await keeper.digest() == there
 
 
 def ones() -> Any:
@@ -263,61 +192,53 @@ BOXES: dict[str, Callable[[], tuple[Any, Any]]] = {
 """Objects with buffers of PEP 574, and what is written to."""
 
 
-@both_transports
 @pytest.mark.parametrize("how", BOXES)
-async def test_buffers_out_of_band_are_snapshots(transport: str, how: str) -> None:
-    async with started(transport):
-        keeper = await spawned(Keeper)
-        boxed, writer = BOXES[how]()
-        for value in (41, 42):
-            before = await keeper.keep(boxed)
-            assert before == digest(boxed)
-            write(writer, value)
-            assert await keeper.digest() == before
+async def test_buffers_out_of_band_are_snapshots(keeper: Any, how: str) -> None:
+    boxed, writer = BOXES[how]()
+    for value in (41, 42):
+        before = await keeper.keep(boxed)
+        assert before == digest(boxed)
+        write(writer, value)
+        assert await keeper.digest() == before
 
 
-@both_transports
 @pytest.mark.parametrize("maker", [np.ones, zc.ones])
-async def test_a_table_over_an_array_is_a_snapshot(transport: str, maker: Any) -> None:
-    async with started(transport):
-        keeper = await spawned(Keeper)
-        x = maker(N)
-        for value in (41, 42):
-            table = pa.table({"x": x})
-            before = await keeper.keep(table)
-            assert before == digest(table)
-            write(x, value)
-            assert await keeper.digest() == before
+async def test_a_table_over_an_array_is_a_snapshot(keeper: Any, maker: Any) -> None:
+    x = maker(N)
+    for value in (41, 42):
+        table = pa.table({"x": x})
+        before = await keeper.keep(table)
+        assert before == digest(table)
+        write(x, value)
+        assert await keeper.digest() == before
 
 
 # ---------------------------------------------------------------- threads, and bad input
 
 
-@both_transports
-async def test_writes_of_a_thread_during_the_call_end_with_bytes_that_stay(transport: str) -> None:
-    async with started(transport):
-        keepers = [await spawned(Keeper) for _ in range(2)]
-        flat = np.zeros(2 * N)
-        over, ready = threading.Event(), threading.Event()
+async def test_writes_of_a_thread_during_the_call_end_with_bytes_that_stay(keeper: Any) -> None:
+    keepers = [keeper, await Keeper.spawn()]
+    flat = np.zeros(2 * N)
+    over, ready = threading.Event(), threading.Event()
 
-        def fill() -> None:
-            value = 0.0
-            while not over.is_set():
-                value += 1
-                flat[:] = value
-                ready.set()
+    def fill() -> None:
+        value = 0.0
+        while not over.is_set():
+            value += 1
+            flat[:] = value
+            ready.set()
 
-        thread = threading.Thread(target=fill)
-        thread.start()
-        try:
-            ready.wait()
-            refs = [zc.put(flat[:N]) for _ in range(5)]
-            seen = [[await keeper.twice(ref) for keeper in keepers] for ref in refs]
-        finally:
-            over.set()
-            thread.join()
-        for ref, looks in zip(refs, seen, strict=True):
-            assert {each for look in looks for each in look} == {digest(await ref)}
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        ready.wait()
+        refs = [zc.put(flat[:N]) for _ in range(5)]
+        seen = [[await keeper.twice(ref) for keeper in keepers] for ref in refs]
+    finally:
+        over.set()
+        thread.join()
+    for ref, looks in zip(refs, seen, strict=True):
+        assert {each for look in looks for each in look} == {digest(await ref)}
 
 
 FREEZE: Any = getattr(zc, "freeze", None)
@@ -325,18 +246,15 @@ FREEZE: Any = getattr(zc, "freeze", None)
 
 @pytest.mark.parametrize("bad", [np.array([{}, []], object), [1.0, 2.0], None, 3, "text"], ids=repr)
 async def test_freeze_takes_arrays_of_plain_bytes(bad: Any) -> None:
-    async with started("local"):
-        with pytest.raises(TypeError, match="freeze"):
-            FREEZE(bad)
+    with pytest.raises(TypeError, match="freeze"):
+        FREEZE(bad)
 
 
-async def test_freeze_refuses_what_was_moved() -> None:
-    async with started("local"):
-        keeper = await spawned(Keeper)
-        x = zc.ones(N)
-        await keeper.own(zc.move(x))
-        with pytest.raises(ValueError, match=r"zc\.move"):
-            FREEZE(x)
+async def test_freeze_refuses_what_was_moved(keeper: Any) -> None:
+    x = zc.ones(N)
+    await keeper.own(zc.move(x))
+    with pytest.raises(ValueError, match=r"zc\.move"):
+        FREEZE(x)
 
 
 def by_variable(look: Any) -> tuple[Any, Any, Any]:
@@ -372,34 +290,30 @@ def by_keyword(look: Any) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("named", [by_variable, by_attribute, by_element, by_global, by_keyword])
 async def test_freeze_never_takes_what_has_other_views(named: Any) -> None:
     """However the interpreter counts references: where it cannot tell a name from a view there is a copy."""
-    async with started("local"):
-        frozen, view, x = named(lambda x: x[1:])
-        view[:] = 2
-        assert (frozen == 1).all() and not frozen.flags.writeable and (x[1:] == 2).all()
-        frozen, _, x = named(lambda _: None)
-        assert (frozen == 1).all() and not frozen.flags.writeable
-        told_apart = sys.version_info < (3, 14) or named in (by_variable, by_keyword)
-        assert (frozen is x) is told_apart and x.flags.writeable is not told_apart
-        copied = zc.stats().bytes_copied
-        assert (FREEZE(np.ones(N)) == 1).all() and zc.stats().bytes_copied == copied, "a temporary is nobody's"
+    frozen, view, x = named(lambda x: x[1:])
+    view[:] = 2
+    assert (frozen == 1).all() and not frozen.flags.writeable and (x[1:] == 2).all()
+    frozen, _, x = named(lambda _: None)
+    assert (frozen == 1).all() and not frozen.flags.writeable
+    told_apart = sys.version_info < (3, 14) or named in (by_variable, by_keyword)
+    assert (frozen is x) is told_apart and x.flags.writeable is not told_apart
+    copied = zc.stats().bytes_copied
+    assert (FREEZE(np.ones(N)) == 1).all() and zc.stats().bytes_copied == copied, "a temporary is nobody's"
 
 
-@both_transports
 @pytest.mark.parametrize("n", [0, 1, 2047, 2048, 2049, N])
-async def test_what_was_frozen_stays_and_its_pieces_are_no_copies(transport: str, n: int) -> None:
-    async with started(transport):
-        keeper = await spawned(Keeper)
-        x = np.arange(2.0 * n).reshape(2, n)
-        row = x[1]
-        frozen = FREEZE(x)
-        before = digest(frozen)
-        assert before == digest(x) and not frozen.flags.writeable
-        copies = zc.stats().copies.get("piece of an open array")
-        piece = frozen[1]
-        there = await keeper.keep(piece)
-        assert zc.stats().copies.get("piece of an open array") == copies
-        for each in (x, row):
-            write(each, 41)
-        assert (digest(frozen), await keeper.digest()) == (before, there)
-        with pytest.raises(ValueError, match="read-only"):
-            frozen[0] = 1
+async def test_what_was_frozen_stays_and_its_pieces_are_no_copies(keeper: Any, n: int) -> None:
+    x = np.arange(2.0 * n).reshape(2, n)
+    row = x[1]
+    frozen = FREEZE(x)
+    before = digest(frozen)
+    assert before == digest(x) and not frozen.flags.writeable
+    copies = zc.stats().copies.get("piece of an open array")
+    piece = frozen[1]
+    there = await keeper.keep(piece)
+    assert zc.stats().copies.get("piece of an open array") == copies
+    for each in (x, row):
+        write(each, 41)
+    assert (digest(frozen), await keeper.digest()) == (before, there)
+    with pytest.raises(ValueError, match="read-only"):
+        frozen[0] = 1
