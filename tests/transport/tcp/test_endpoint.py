@@ -553,7 +553,7 @@ async def test_who_listens_on_the_way(sealing: bool) -> None:
 
 
 async def test_a_sealed_connection_outlives_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No byte is sent for a new key: what is seen on the way is the records alone."""
+    """No byte is sent for a new key: the bytes on the way are the records alone."""
     monkeypatch.setattr(record_layer, "USES_PER_KEY", 3)
     async with watched() as (relay, pair, (left, right)):
         before = [len(seen) for seen in relay.seen]
