@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Hosts
+from tests.cluster.hosts import Hosts, beside
 from tests.driver.programs import ROOT
 
 PATIENCE = 50
@@ -30,6 +30,8 @@ class Keeper:
 
 async def main():
     async with zc.init(sys.argv[1]):
+        if sys.argv[2:]:
+            await Keeper.spawn()
         keeper = await Keeper.options(name="k", lifetime="detached", get_if_exists=True).spawn()
         path = await zc.explain(keeper)
         print(json.dumps([path.transport, dict(path.rejected), await keeper.total(np.ones(100_000))]))
@@ -51,20 +53,25 @@ def without_session(hosts: Hosts) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": "", "TMPDIR": str(folder)}
 
 
-def described(hosts: Hosts, address: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str], str]:
-    """The transport to an actor, the reasons against others, and the lines of the log, of a program."""
+def started(hosts: Hosts, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in the environment of this process."""
     file = hosts.directory / "program.py"
     file.write_text(PROGRAM)
+    return subprocess.run(
+        [sys.executable, str(file), *arguments],
+        cwd=hosts.directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+def described(hosts: Hosts, address: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str], str]:
+    """The transport to an actor, the reasons against others, and the lines of the log, of a program."""
     with hosts.on("a", environ):
-        done = subprocess.run(
-            [sys.executable, str(file), address],
-            cwd=hosts.directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+        done = started(hosts, address)
     assert done.returncode == 0, done.stderr
     transport, rejected, total = json.loads(done.stdout)
     assert total == 100_000.0
@@ -88,7 +95,7 @@ def test_a_node_of_a_login_session_is_found_from_cron_and_met_locally(hosts: Hos
     head = hosts.start()
     cron = without_session(hosts)
     assert described(hosts, head.record.address, cron)[0] == "local"
-    assert head.member is not None and addresses(hosts, cron) == [head.member.record.address]
+    assert addresses(hosts, cron) == [beside(head).record.address]
     assert len(kept(hosts)) == 2
     done = hosts.zcactor("stop", environ=cron)
     assert done.returncode == 0 and done.stdout.count("has ended") == 2
@@ -126,7 +133,11 @@ def test_a_node_is_listed_and_stopped_after_the_logout_and_programs_say_why_it_i
     for told in (rejected["local"], log):
         assert f"(pid {head.record.pid})" in told and f"has lost its run directory {head.record.directory}" in told
         assert "loginctl enable-linger" in told
-    assert head.member is not None and addresses(hosts, later) == [head.member.record.address]
+    with hosts.on("a", later):
+        refused = started(hosts, head.record.address, "spawn")
+    assert "InsufficientResources" in refused.stderr
+    assert f"run directory {beside(head).record.directory} is gone, as after a logout" in refused.stderr
+    assert addresses(hosts, later) == [beside(head).record.address]
     done = hosts.zcactor("stop", environ=later)
     assert done.returncode == 0 and done.stdout.count("has ended") == 2
     assert kept(hosts) == []

@@ -131,7 +131,8 @@ def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
             ``rank`` (of a node of a run, and of the head beside it; otherwise left out or None), ``state`` (the folder
             of a head's log, and whether to begin anew in it; None for a log in memory), ``etcd`` (of a head with a log
             in etcd its URL, whether to begin anew in it, and whether to wait while another head leads), ``record`` (the
-            name of its file in the run directory, where it is not its process id), ``beside`` (whether a node is
+            name of its file in the run directory, where it is not its process id), ``kept`` (the path of its record in
+            the user's state folder; empty or left out where it has none), ``beside`` (whether a node is
             about to be started beside a head with such a folder), ``config``, ``loop``, ``resources``, ``gpus`` (the
             UUIDs of those it offers), ``cwd``, ``heartbeat``, ``hang_after``, ``follows`` (the id of the node in whose
             place it has started, if any), ``again`` (the code that starts a node in its place, and what that reads;
