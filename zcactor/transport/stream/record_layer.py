@@ -297,7 +297,7 @@ class _Direction(Secret):
         secret: 32 bytes that were never used before.
     """
 
-    __slots__ = ("_apply", "_count", "_key", "_keys")
+    __slots__ = ("_apply", "_count", "_key", "_keys", "_until")
 
     def __init__(self, secret: bytes) -> None:
         super().__init__()
@@ -310,17 +310,15 @@ class _Direction(Secret):
         """Return the function of ``cryptography`` for records under a key."""
 
     def _take_key(self) -> None:
+        """Take the next key, whose first record is the next one."""
         self._key = self._keys.take()
+        self._until = self._keys.until
         self._apply: Callable[..., bytes] = self._function(self._key)
-
-    def _take_due_key(self) -> None:
-        """Take the next key where the next record is the first one under it."""
-        if self._count == self._keys.until:
-            self._take_key()
 
     def _give(self, make: Callable[[bytes], Apply]) -> tuple[Apply, int, int, Callable[[], tuple[Apply, int]]]:
         """Give the keys to the native part. No copy stays here: the native part drops a key when it takes the next."""
-        self._take_due_key()
+        if self._count == self._until:
+            self._take_key()
         keys, apply = self._keys, make(self._key)
         self._apply, self._key = _given, b""
         return apply, self._count, keys.until, lambda: (make(keys.take()), keys.until)
@@ -359,7 +357,8 @@ class Sealer(_Direction):
         Raises:
             ForkedProcess: this is a forked child.
         """
-        self._take_due_key()
+        if self._count == self._until:
+            self._take_key()
         header = _LENGTH.pack(len(plain))
         nonce = _NONCE.pack(self._count)
         self._count += 1
@@ -409,7 +408,8 @@ class Opener(_Direction):
             ProtocolError: the record is not the peer's next one.
             ForkedProcess: this is a forked child.
         """
-        self._take_due_key()
+        if self._count == self._until:
+            self._take_key()
         nonce = _NONCE.pack(self._count)
         try:
             plain = self._apply(nonce, body, header)
