@@ -57,7 +57,7 @@ def tls_of(config: Config) -> Tls | None:
 
 def make_endpoint(
     config: Config, directory: Path, process: bytes, token: bytes, store: Store, *, clustered: bool = False,
-    port: int = 0,
+    port: int = 0, apart: str = "",
 ) -> Endpoint:  # fmt: skip
     """The endpoint of one process of a node, not started.
 
@@ -72,6 +72,7 @@ def make_endpoint(
         store: the store that peers map and read.
         clustered: whether the process has peers on other hosts.
         port: the port at which to listen for those; 0 lets the system choose.
+        apart: see `zcactor.transport.local.endpoint.LocalEndpoint`.
 
     Raises:
         AuthenticationError: as for `tls_of`, where transports besides `local` are used; or arrays are to be
@@ -85,7 +86,15 @@ def make_endpoint(
     names = config.transports.split(",")
     arena = store.arena
     local = LocalEndpoint(
-        directory, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit, store.supply_extents
+        directory,
+        process,
+        token,
+        arena.fd,
+        arena.nbytes,
+        config.recv_depth,
+        config.eager_limit,
+        store.supply_extents,
+        apart,
     )
     if names[0] == "local" and (not clustered or len(names) == 1):
         return local

@@ -16,14 +16,14 @@ import click
 from zcactor.cli.forcing import WARNING, have_it_act, is_there
 from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import DEFAULT_PORT, EtcdState, KeptState, start_node, state_directory, stop_nodes
-from zcactor.cluster.records import list_nodes
+from zcactor.cluster.records import nodes_here
 from zcactor.config import load_config
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.interface import shown
 from zcactor.node.agent_main import AGAIN
 from zcactor.process.loops import run
 from zcactor.token import default_file, make_token_file
-from zcactor.workers.run_directory import base_directory
+from zcactor.workers.kept_records import nodes_apart
 from zcactor.workers.zygote import pass_over_user_signals
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def stop(cluster: bool, address: str | None) -> None:
         how = "has ended" if by_itself else "did not end in time and was killed"
         click.echo(f"zcactor: the {record.role} at {record.address} ({record.name}, pid {record.pid}) {how}")
     if not ended:
-        click.echo("zcactor: no node of yours runs on this host")
+        click.echo(f"zcactor: no node of yours runs on this host{_but()}")
 
 
 def _end_cluster(config: Config) -> None:
@@ -271,11 +271,17 @@ async def _ask_to_end(config: Config) -> None:
         await current().head.ask_agent("shutdown", config.shutdown_timeout)
 
 
+def _but() -> str:
+    """The nodes that are listed in another session alone, for a message; empty where there are none."""
+    apart = nodes_apart(os.environ)
+    return apart and f" ({apart})"
+
+
 def heads_here() -> str:
     """The addresses by which this host's nodes know their head, and those of heads on this host."""
-    local = list_nodes(base_directory())
+    local = nodes_here()
     if not local:
-        raise fail("no node of yours runs on this host; give --address HOST:PORT")
+        raise fail(f"no node of yours runs on this host{_but()}; give --address HOST:PORT")
     places = [
         local[0].head,
         *(record.head for record in local),

@@ -18,7 +18,7 @@ from zcactor import ids
 from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.readiness import found_again, until_ready, while_led
-from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
+from zcactor.cluster.records import NodeFile, list_nodes, nodes_here, parent_of, started_at, write_record
 from zcactor.cluster.rendezvous import outward
 from zcactor.control.head_log import LogUnavailable, LogUnusable
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
@@ -30,7 +30,9 @@ from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
-from zcactor.workers.run_directory import RunDirectory, base_directory, shared_names
+from zcactor.transport.os_process import pid_space
+from zcactor.workers.kept_records import keep, kept_path, meeting_base
+from zcactor.workers.run_directory import RunDirectory, named_base, shared_names
 from zcactor.workers.zygote import wait_for_end
 
 if TYPE_CHECKING:
@@ -317,8 +319,10 @@ class _Starting:
         """Start the process of a node, or of a head where `head` is None. Returns its address as well."""
         config, rank = self._config, self._rank
         with ExitStack() as undo:
-            directory = RunDirectory.shared(base_directory(), *shared_names(cluster.hex(), self._token))
+            names = shared_names(cluster.hex(), self._token)
+            directory = RunDirectory.shared(meeting_base(names, os.environ), *names)
             undo.callback(directory.remove)
+            kept = kept_path(setup.get("record", node.hex()), os.environ)
             log = output = None
             if logs:
                 log = log_directory(os.environ) / f"node-{setup.get('record', node.hex())[:8]}.log"
@@ -330,9 +334,9 @@ class _Starting:
             send_setup(
                 control,
                 {
-                    **setup, "directory": str(directory.path), "token": self._token, "agent": node, "driver": b"",
-                    "clustered": True, "loop": config.loop, "config": asdict(config), "cwd": working_directory(),
-                    "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
+                    **setup, "directory": str(directory.path), "kept": kept, "token": self._token, "agent": node,
+                    "driver": b"", "clustered": True, "loop": config.loop, "config": asdict(config),
+                    "cwd": working_directory(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
                     "worker": {
                         "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,
                     },
@@ -349,8 +353,10 @@ class _Starting:
                 setup.get("record", node.hex()), agent.pid, started_at(agent.pid) or 0, role, place,
                 head or place, str(log or ""), 0 if rank is None else os.getpid(),
                 "" if role == "member" or cluster == node == bytes.fromhex(setup["record"]) else cluster.hex(),
+                pid_space(), str(directory.path), named_base(),
             )  # fmt: skip
             write_record(directory.path, record)
+            keep(kept, msgspec.json.encode(record))
             undo.pop_all()
             directory.forget()  # the process holds it
             if output is not None:
@@ -360,8 +366,7 @@ class _Starting:
 
 def has_member(cluster: ids.ProcessId, token: bytes) -> bool:
     """Whether a node of that cluster runs on this host, which this user has started from the command line."""
-    names = shared_names(cluster.hex(), token)
-    return any(record.role == "member" for name in names for record in list_nodes(base_directory(), name))
+    return any(record.role == "member" for record in nodes_here(shared_names(cluster.hex(), token)))
 
 
 def options_again(
@@ -445,14 +450,14 @@ def stop_nodes(
 
     Args:
         grace: seconds in which idle actors are closed in order.
-        base: the folder of run directories; default `zcactor.workers.run_directory.base_directory`.
+        base: the folder of run directories; the default stands for all nodes of `zcactor.cluster.records.nodes_here`.
         which: whether a node is to end; by default all are.
 
     Returns:
         Each node, and whether it ended by itself; otherwise it was killed.
     """
     ending: list[tuple[NodeFile, int]] = []
-    for record in list_nodes(base or base_directory()):
+    for record in nodes_here() if base is None else list_nodes(base):
         if not which(record):
             continue
         try:

@@ -1,23 +1,24 @@
-"""The files that list the nodes of this host: a small one for each node, in its cluster's run directory."""
+"""The files that list the nodes of this host: a small one for each node, in its cluster's run directory and in the
+user's state folder (`zcactor.workers.kept_records`)."""
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
 import os
-import stat
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from zcactor.workers.run_directory import PREFIX
+from zcactor.transport.os_process import parent_of, started_at
+from zcactor.workers.kept_records import contents_in, kept_nodes
+from zcactor.workers.run_directory import PREFIX, base_directory
 
-__all__ = ["NodeFile", "list_nodes", "parent_of", "started_at", "write_record"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-_PATTERN = "node-*.json"
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+__all__ = ["NodeFile", "list_nodes", "nodes_here", "parent_of", "started_at", "write_record"]
+
+_WRITABLE: Final = 0o022
 
 
 class NodeFile(msgspec.Struct, frozen=True):
@@ -43,33 +44,17 @@ class NodeFile(msgspec.Struct, frozen=True):
 
     cluster: str = ""
     """The id of the cluster of a head or standby, where that is not `node`."""
+    space: str = ""
+    """The host and namespace in which its pid counts: `zcactor.transport.os_process.pid_space`."""
+    directory: str = ""
+    """The path of its run directory."""
+    session: str = ""
+    """The ``XDG_RUNTIME_DIR`` with which it was started; empty where it had none."""
 
     @property
     def name(self) -> str:
         """Its id, as people are told it."""
         return f"node {self.node[:8]}" if self.role == "member" else f"cluster {(self.cluster or self.node)[:8]}"
-
-
-def started_at(pid: int) -> int | None:
-    """The start of a process, in ticks since boot (proc(5), field 22 of ``stat``); None when the process has ended."""
-    fields = _status(pid)
-    return None if fields is None else int(fields[19])
-
-
-def parent_of(pid: int) -> int | None:
-    """The pid of a process's parent; None when the process has ended."""
-    fields = _status(pid)
-    return None if fields is None else int(fields[1])
-
-
-def _status(pid: int) -> list[str] | None:
-    """The fields of ``stat`` from the third on; None when the process has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields
 
 
 def write_record(directory: Path, record: NodeFile) -> None:
@@ -91,7 +76,7 @@ def list_nodes(base: Path, name: str = "*") -> list[NodeFile]:
     """
     found = []
     for directory in sorted(base.glob(f"{PREFIX}{name}")):
-        for content in _records_in(directory):
+        for content in contents_in(directory, _WRITABLE):
             try:
                 record = msgspec.json.decode(content, type=NodeFile)
             except (UnicodeDecodeError, msgspec.DecodeError):  # the file is not ours
@@ -101,26 +86,24 @@ def list_nodes(base: Path, name: str = "*") -> list[NodeFile]:
     return sorted(found, key=lambda record: record.role != "head")
 
 
-def _records_in(directory: Path) -> list[bytes]:
-    """The contents of the records in a run directory. Facts about a file are asked of the open file, and not of its
-    name: in the temporary directory another user may exchange a link of his meanwhile."""
-    found: list[bytes] = []
-    with contextlib.ExitStack() as undo:
-        try:
-            folder = os.open(directory, _FOLDER)
-            undo.callback(os.close, folder)
-            status = os.fstat(folder)
-            if status.st_uid != os.getuid() or status.st_mode & 0o022:
-                return found
-            names = sorted(fnmatch.filter(os.listdir(folder), _PATTERN))
-        except OSError:  # its last node has just removed it, or it is no directory
-            return found
-        for name in names:
+def nodes_here(names: Sequence[str] = ("*",)) -> list[NodeFile]:
+    """This user's running nodes and heads on this host, as far as this session may know them; heads come first.
+
+    These are those whose run directories lie in this session's folder, and those of the state folder: started in
+    another session, or left without a run directory.
+
+    Args:
+        names: of their run directories, 32 hexadecimal digits each; the default stands for all.
+    """
+    found = [record for name in names for record in list_nodes(base_directory(), name)]
+    known = {(record.pid, record.started) for record in found}
+    wanted = {f"{PREFIX}{name}" for name in names}
+    for kept, content in kept_nodes(os.environ):
+        if kept.is_apart or (kept.pid, kept.started) in known:
+            continue
+        if "*" in names or Path(kept.directory).name in wanted:
             try:
-                file = undo.enter_context(open(os.open(name, _FILE, dir_fd=folder), "rb"))
-                status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-                    found.append(file.read())
-            except OSError:  # the node is just ending, or it is a link
+                found.append(msgspec.json.decode(content, type=NodeFile))
+            except msgspec.DecodeError:  # it was written by another version
                 continue
-    return found
+    return sorted(found, key=lambda record: record.role != "head")

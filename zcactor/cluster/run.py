@@ -25,7 +25,7 @@ from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import start_node, token_for
 from zcactor.cluster.pmi import KeyValueSpace
 from zcactor.cluster.program import OF_BATCH_SYSTEMS, CannotStart, RunProgram, Signals
-from zcactor.cluster.records import list_nodes
+from zcactor.cluster.records import nodes_here
 from zcactor.cluster.rendezvous import (
     PORTS,
     Meeting,
@@ -211,7 +211,7 @@ class _Rank:
                 before = None
         elif self._named:
             ours = cluster_of(self._run, secret).hex()
-            heads = [node.address for node in list_nodes(base_directory()) if node.node == ours]
+            heads = [node.address for node in nodes_here() if node.node == ours]
             before = heads[0] if heads else None
         if before is not None:
             raise ConnectionLost(f"rank 0 of this run was started already: its head is at {before}")

@@ -44,6 +44,7 @@ from zcactor.process.epochs import Deposed
 from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token
 from zcactor.transport.stream.probe import identify
+from zcactor.workers.kept_records import meeting_base, out_of_reach
 from zcactor.workers.orphans import LastResort
 from zcactor.workers.run_directory import RunDirectory, base_directory, shared_names
 
@@ -333,13 +334,17 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool) ->
     raise_descriptor_limit()
     watch_forks()
     with contextlib.ExitStack() as undo:
-        directory = RunDirectory.shared(base_directory(), *shared_names(head.process.hex(), token))
+        names = shared_names(head.process.hex(), token)
+        directory = RunDirectory.shared(meeting_base(names, os.environ), *names)
         undo.callback(directory.remove)
+        apart, gone = out_of_reach(names, directory.path, os.environ)
+        if gone and config.transports.startswith("local"):
+            logger.warning("zc.init: calls and arrays go by other transports than local: %s", apart)
         loop = asyncio.get_running_loop()
         driver = ids.new_process()
         store = Store(config.store_capacity or default_capacity(), driver)
         undo.callback(store.close)
-        endpoint = make_endpoint(config, directory.path, driver, token, store, clustered=True)
+        endpoint = make_endpoint(config, directory.path, driver, token, store, clustered=True, apart=apart)
         problem = problem_of(endpoint)
         if problem:
             raise ConnectionLost(f"zc.init: {address} cannot be joined: {problem}")

@@ -10,7 +10,7 @@
  * The rule: after anything that can run Python, or release the interpreter lock, read every field again, and own
  * each object that is used across it. Python runs in a call or an attribute of any object that is not of an exact
  * built-in type, in the last Py_DECREF of one, in an allocation that the garbage collector tracks, and in the slots'
- * full() and flush(). seal_apply releases the lock, too. Another thread may have written a frame, taken the
+ * full() and flush(). seal_apply does both, too. Another thread may have written a frame, taken the
  * releases, or closed the connection meanwhile. */
 #ifndef ZCACTOR_HOT_H
 #define ZCACTOR_HOT_H
@@ -144,7 +144,15 @@ typedef struct {
 #define RECORD_MOST (1 << 20)
 #define RECEIVE_MOST (256 << 10)
 
-PyObject *seal_apply(const State *state, PyObject *apply, uint64_t *count, PyObject *text, uint32_t nbytes);
+typedef struct {           /* the records of one direction; the references are owned */
+    PyObject *apply;       /* a Cipher, or the encrypt or decrypt of an AESGCM; NULL: nothing is sealed */
+    PyObject *turn;        /* turn(): such a function for the next key, and the `until` of that one */
+    uint64_t count, until; /* records so far; number of the first record under the next key */
+} Direction;
+
+int direction_init(Direction *self, PyObject *apply, PyObject *turn, uint64_t count, uint64_t until);
+void direction_clear(Direction *self);
+PyObject *seal_apply(const State *state, Direction *direction, PyObject *text, uint32_t nbytes);
 
 /* ---- send_buffer.c */
 
@@ -156,11 +164,10 @@ typedef struct {
     Py_buffer slot; /* on slots: the buffer with `data`, exported while it is written to; obj NULL: none */
     PyObject *scratch, *refused; /* a bytearray that Python encodes into; the reason against further frames, or NULL */
     PyObject *slots;             /* on slots and not closed: full() gives a new slot, flush() sends this one */
-    PyObject *encrypt,
-        *record;     /* on a socket: encrypts, or NULL; the last record without its header, until it is sent */
-    uint64_t count;  /* records so far */
-    Py_ssize_t sent; /* bytes of the record with its header */
-    int sealing;     /* a thread is sending, and also sends bytes that others write meanwhile */
+    Direction sealed;            /* on a socket: of its records, if they are sealed */
+    PyObject *record;            /* the last one without its header, until it is sent */
+    Py_ssize_t sent;             /* bytes of the record with its header */
+    int sealing;                 /* a thread is sending, and also sends bytes that others write meanwhile */
     PyObject *module;
     State *state; /* of the module */
 } SendBuffer;

@@ -7,8 +7,8 @@ typedef struct {
     Py_ssize_t max_frame, capacity, filled;
     PyObject *buffer, *view, *deliver, *ended; /* ended(error, from_receiver) */
     Wire *wire;                                /* processes frames; NULL: deliver(view) does */
-    PyObject *decrypt, *invalid;               /* decrypts records, or NULL; its exception for a bad record */
-    uint64_t count;                            /* records so far */
+    Direction opened;                          /* of records, if they are sealed */
+    PyObject *invalid;                         /* its exception for a bad record */
     char *sealed;                              /* buffer of received records */
     Py_ssize_t sealed_filled;
     PyObject *module;
@@ -22,7 +22,8 @@ static int reader_traverse(Reader *self, visitproc visit, void *arg) {
     Py_VISIT(self->deliver);
     Py_VISIT(self->ended);
     Py_VISIT(self->wire);
-    Py_VISIT(self->decrypt);
+    Py_VISIT(self->opened.apply);
+    Py_VISIT(self->opened.turn);
     Py_VISIT(self->invalid);
     return 0;
 }
@@ -37,7 +38,7 @@ static void reader_dealloc(Reader *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     reader_clear(self);
-    Py_XDECREF(self->decrypt);
+    direction_clear(&self->opened);
     Py_XDECREF(self->invalid);
     PyMem_RawFree(self->sealed);
     Py_XDECREF(self->view);
@@ -47,18 +48,19 @@ static void reader_dealloc(Reader *self) {
     Py_DECREF(type);
 }
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *wire, *deliver, *ended, *decrypt = NULL, *invalid = NULL;
+    PyObject *wire, *deliver, *ended, *decrypt = NULL, *turn = NULL, *invalid = NULL;
     int fd;
     Py_ssize_t capacity, max_frame;
-    unsigned long long count = 0;
+    unsigned long long count = 0, until = 0;
     State *state;
     PyObject *module = module_of(type, &state);
     if (!module) return NULL;
     if (kwargs && PyDict_GET_SIZE(kwargs)) return PyErr_Format(PyExc_TypeError, "Reader takes no keywords");
-    if (!PyArg_ParseTuple(args, "innOOO|OKO", &fd, &capacity, &max_frame, &wire, &deliver, &ended, &decrypt, &count,
-                          &invalid))
+    if (!PyArg_ParseTuple(args, "innOOO|OKKOO", &fd, &capacity, &max_frame, &wire, &deliver, &ended, &decrypt, &count,
+                          &until, &turn, &invalid))
         return NULL;
-    if (decrypt && !invalid) return PyErr_Format(PyExc_TypeError, "decrypt comes with a count and an exception");
+    if (decrypt && !invalid)
+        return PyErr_Format(PyExc_TypeError, "decrypt comes with count, until, turn and an exception");
     if (max_frame < 0 || max_frame > PY_SSIZE_T_MAX - 4 || capacity < max_frame + 4)
         return PyErr_Format(PyExc_ValueError, "the largest frame does not fit");
     Reader *self = (Reader *)type->tp_alloc(type, 0);
@@ -68,8 +70,6 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->fd = fd;
     self->capacity = capacity;
     self->max_frame = max_frame;
-    self->count = count;
-    self->decrypt = Py_XNewRef(decrypt);
     self->invalid = Py_XNewRef(invalid);
     self->deliver = Py_NewRef(deliver);
     self->ended = Py_NewRef(ended);
@@ -77,8 +77,9 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->buffer = PyByteArray_FromStringAndSize(NULL, capacity);
     self->view =
         self->buffer ? PyMemoryView_FromObject(self->buffer) : NULL; /* also keeps the buffer from being resized */
-    if (self->view && decrypt && !(self->sealed = PyMem_RawMalloc(SEALED_NBYTES))) PyErr_NoMemory();
-    if (self->view && (!decrypt || self->sealed)) return (PyObject *)self;
+    int keyed = !decrypt || direction_init(&self->opened, decrypt, turn, count, until) == 0;
+    if (self->view && keyed && decrypt && !(self->sealed = PyMem_RawMalloc(SEALED_NBYTES))) PyErr_NoMemory();
+    if (self->view && keyed && (!decrypt || self->sealed)) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -122,9 +123,9 @@ static PyObject *reader_open(Reader *self, Py_ssize_t end);
 static PyObject *reader_readable(Reader *self, PyObject *Py_UNUSED(ignored)) {
     if (self->closed) Py_RETURN_FALSE;
     char *into =
-        self->decrypt ? self->sealed + self->sealed_filled : PyByteArray_AS_STRING(self->buffer) + self->filled;
-    Py_ssize_t room = self->decrypt ? SEALED_NBYTES - self->sealed_filled : self->capacity - self->filled;
-    if (self->decrypt && room > RECEIVE_MOST) room = RECEIVE_MOST;
+        self->opened.apply ? self->sealed + self->sealed_filled : PyByteArray_AS_STRING(self->buffer) + self->filled;
+    Py_ssize_t room = self->opened.apply ? SEALED_NBYTES - self->sealed_filled : self->capacity - self->filled;
+    if (self->opened.apply && room > RECEIVE_MOST) room = RECEIVE_MOST;
     ssize_t received = recv(self->fd, into, (size_t)room, MSG_DONTWAIT);
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) Py_RETURN_FALSE;
     PyObject *error = Py_None;
@@ -137,7 +138,7 @@ static PyObject *reader_readable(Reader *self, PyObject *Py_UNUSED(ignored)) {
         if (received < 0) Py_DECREF(error);
         return answer;
     }
-    return self->decrypt ? reader_open(self, self->sealed_filled + received)
+    return self->opened.apply ? reader_open(self, self->sealed_filled + received)
                          : reader_deliver(self, self->filled + received);
 }
 /* Deliver the whole frames in the first `end` bytes of the buffer. False when the connection has ended. */
@@ -198,13 +199,13 @@ static int reader_next_record(Reader *self, Py_ssize_t at, Py_ssize_t end, PyObj
     if (size > end - at - RECORD_HEAD) return 0;
     PyObject *text = PyBytes_FromStringAndSize(self->sealed + at + RECORD_HEAD, size);
     if (!text) return -1;
-    *plain = seal_apply(self->state, self->decrypt, &self->count, text, nbytes);
+    *plain = seal_apply(self->state, &self->opened, text, nbytes);
     Py_DECREF(text);
     if (*plain) return 1;
     if (PyErr_ExceptionMatches(self->invalid))
         PyErr_Format(self->state->protocol_error,
                      "record %llu from the peer does not open: somebody forged, changed, repeated or dropped one",
-                     (unsigned long long)self->count - 1);
+                     (unsigned long long)self->opened.count - 1);
     return -1;
 }
 /* Decrypt and deliver the whole records in the first `end` bytes. False when the connection has ended. */
@@ -244,8 +245,9 @@ static PyType_Slot reader_slots[] = {{Py_tp_new, reader_new},
                                      {Py_tp_clear, reader_clear},
                                      {Py_tp_methods, reader_methods},
                                      {Py_tp_doc, (char *)"Frames from a socket: Reader(fd, capacity, max_frame, wire, "
-                                                         "deliver, ended), and decrypt, records opened before, what "
-                                                         "decrypt raises where they are sealed."},
+                                                         "deliver, ended), and decrypt, records opened before, the "
+                                                         "record of the next key, turn, and what decrypt "
+                                                         "raises where they are sealed."},
                                      {0, NULL}};
 PyType_Spec reader_spec = {.name = "zcactor.native._hot.Reader",
                            .basicsize = sizeof(Reader),

@@ -139,21 +139,53 @@ PyType_Spec cipher_spec = {.name = "zcactor.native._hot.Cipher",
                            .slots = cipher_slots,
                            .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC};
 
-/* Call `apply`, a Cipher or the encrypt or decrypt of an AESGCM, on `text` of the record number *count, whose plain
- * text has `nbytes`. Other threads may run meanwhile: `text` is a bytes object, so that they cannot write to it. */
-PyObject *seal_apply(const State *state, PyObject *apply, uint64_t *count, PyObject *text, uint32_t nbytes) {
+int direction_init(Direction *self, PyObject *apply, PyObject *turn, uint64_t count, uint64_t until) {
+    if (until < count || !PyCallable_Check(turn)) {
+        PyErr_Format(PyExc_TypeError, "keys come with the record of the next key, not before the count, and turn()");
+        return -1;
+    }
+    self->apply = Py_NewRef(apply);
+    self->turn = Py_NewRef(turn);
+    self->count = count;
+    self->until = until;
+    return 0;
+}
+void direction_clear(Direction *self) {
+    Py_CLEAR(self->apply);
+    Py_CLEAR(self->turn);
+}
+/* Have the next key: 0, or -1 with an exception. No record is made under the former key after that. */
+static int direction_turn(Direction *self) {
+    PyObject *turned = PyObject_CallNoArgs(self->turn), *apply;
+    unsigned long long until;
+    if (!turned) return -1;
+    int bad = !PyTuple_Check(turned) || !PyArg_ParseTuple(turned, "OK", &apply, &until) || until <= self->count;
+    if (bad && !PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "turn() gives a function and the record of the key after its own");
+    if (!bad) {
+        Py_XSETREF(self->apply, Py_NewRef(apply));
+        self->until = until;
+    }
+    Py_DECREF(turned);
+    return -bad;
+}
+/* Apply the key of the next record to `text`; its plain text has `nbytes`. Other threads may run meanwhile: `text` is a
+ * bytes object, so that they cannot write to it, and they do not use `direction`. */
+PyObject *seal_apply(const State *state, Direction *direction, PyObject *text, uint32_t nbytes) {
     char nonce[RECORD_NONCE] = {0}, header[RECORD_HEAD];
-    PUT(uint64_t, nonce + 4, *count);
+    if (direction->count >= direction->until && direction_turn(direction) < 0) return NULL;
+    PyObject *apply = direction->apply;
+    PUT(uint64_t, nonce + 4, direction->count);
     PUT(uint32_t, header, nbytes);
     if (Py_TYPE(apply) == state->cipher_type) {
-        ++*count; /* before the result is known, so that no nonce is used twice */
+        direction->count++; /* before the result is known, so that no nonce is used twice */
         return cipher_apply((Cipher *)apply, nonce, text, header, RECORD_HEAD);
     }
     PyObject *stack[4] = {NULL, PyBytes_FromStringAndSize(nonce, sizeof nonce), text,
                           PyBytes_FromStringAndSize(header, RECORD_HEAD)};
     PyObject *result = NULL;
     if (stack[1] && stack[3]) {
-        ++*count;
+        direction->count++;
         result = PyObject_Vectorcall(apply, stack + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     }
     Py_XDECREF(stack[1]);

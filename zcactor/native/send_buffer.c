@@ -7,7 +7,8 @@ static int buffer_traverse(SendBuffer *self, visitproc visit, void *arg) {
     Py_VISIT(self->module);
     /* Not the slot: before Python 3.12 a memoryview that is cleared while it is exported crashes. It is in no cycle. */
     Py_VISIT(self->slots);
-    Py_VISIT(self->encrypt);
+    Py_VISIT(self->sealed.apply);
+    Py_VISIT(self->sealed.turn);
     Py_VISIT(self->refused);
     return 0;
 }
@@ -26,7 +27,7 @@ static int buffer_clear(SendBuffer *self) {
     }
     buffer_leave_slot(self);
     Py_CLEAR(self->slots);
-    Py_CLEAR(self->encrypt);
+    direction_clear(&self->sealed);
     return 0;
 }
 static void buffer_dealloc(SendBuffer *self) {
@@ -44,13 +45,14 @@ static void buffer_dealloc(SendBuffer *self) {
 static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     Py_ssize_t max_reserve;
     int fd;
-    PyObject *slots = NULL, *encrypt = NULL;
-    unsigned long long count = 0;
+    PyObject *slots = NULL, *encrypt = NULL, *turn = NULL;
+    unsigned long long count = 0, until = 0;
     State *state;
     PyObject *module = module_of(type, &state);
     if (!module) return NULL;
     if (kwargs && PyDict_GET_SIZE(kwargs)) return PyErr_Format(PyExc_TypeError, "SendBuffer takes no keywords");
-    if (!PyArg_ParseTuple(args, "ni|OOK", &max_reserve, &fd, &slots, &encrypt, &count)) return NULL;
+    if (!PyArg_ParseTuple(args, "ni|OOKKO", &max_reserve, &fd, &slots, &encrypt, &count, &until, &turn)) return NULL;
+    if (encrypt && !turn) return PyErr_Format(PyExc_TypeError, "encrypt comes with count, until and turn");
     SendBuffer *self = (SendBuffer *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->module = Py_NewRef(module);
@@ -58,15 +60,14 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->max_reserve = max_reserve;
     self->fd = fd;
     if (slots != Py_None) self->slots = Py_XNewRef(slots);
-    self->encrypt = Py_XNewRef(encrypt);
-    self->count = count;
     self->on_slots = self->slots != NULL;
     if (!self->on_slots) {
         self->room = 4096;
         self->data = PyMem_Malloc((size_t)self->room);
     }
     self->scratch = PyByteArray_FromStringAndSize(NULL, max_reserve);
-    if (self->scratch && (self->data || self->on_slots)) return (PyObject *)self;
+    int keyed = !encrypt || direction_init(&self->sealed, encrypt, turn, count, until) == 0;
+    if (keyed && self->scratch && (self->data || self->on_slots)) return (PyObject *)self;
     if (!PyErr_Occurred()) PyErr_NoMemory();
     Py_DECREF(self);
     return NULL;
@@ -146,7 +147,7 @@ static int buffer_seal(SendBuffer *self) {
     if (!plain) return -1;
     self->head += n;
     if (self->head == self->tail) self->head = self->tail = 0;
-    PyObject *record = seal_apply(self->state, self->encrypt, &self->count, plain, (uint32_t)n);
+    PyObject *record = seal_apply(self->state, &self->sealed, plain, (uint32_t)n);
     Py_DECREF(plain);
     if (!record) return -1;
     if (self->closed) Py_DECREF(record);
@@ -194,7 +195,7 @@ static int buffer_drain_sealed(SendBuffer *self) {
 /* Send all bytes: 0 all sent, 1 the socket is full, -1 an exception is set. */
 static int buffer_drain(SendBuffer *self) {
     int refused;
-    if (self->encrypt) return buffer_drain_sealed(self);
+    if (self->sealed.apply) return buffer_drain_sealed(self);
     if (self->on_slots) {
         PyObject *slots = Py_XNewRef(self->slots),
                  *done = slots ? PyObject_CallMethodNoArgs(slots, self->state->str_flush) : Py_NewRef(Py_None);
@@ -293,7 +294,7 @@ static PyType_Slot send_buffer_slots[] = {
     {Py_tp_getset, buffer_getset},
     {Py_tp_doc, (char *)"zcactor.transport.stream.send_buffer.SendBuffer for a socket: SendBuffer(max_reserve, fd); on "
                         "slots: SendBuffer(max_reserve, -1, slots); sealed: SendBuffer(max_reserve, fd, None, encrypt, "
-                        "records made before)."},
+                        "records made before, the record of the next key, turn)."},
     {0, NULL}};
 PyType_Spec send_buffer_spec = {.name = "zcactor.native._hot.SendBuffer",
                                 .basicsize = sizeof(SendBuffer),

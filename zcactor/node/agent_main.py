@@ -25,7 +25,7 @@ import msgspec
 from zcactor.folders import working_directory
 from zcactor.node.door import Door
 from zcactor.standard import open_standard
-from zcactor.transport.os_process import OsProcess
+from zcactor.transport.os_process import OsProcess, pid_space
 from zcactor.workers.orphans import MARK, keep_orphans
 from zcactor.workers.run_directory import RunDirectory
 from zcactor.workers.zygote import pass_over_user_signals, set_death_signal
@@ -131,7 +131,8 @@ def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
             ``rank`` (of a node of a run, and of the head beside it; otherwise left out or None), ``state`` (the folder
             of a head's log, and whether to begin anew in it; None for a log in memory), ``etcd`` (of a head with a log
             in etcd its URL, whether to begin anew in it, and whether to wait while another head leads), ``record`` (the
-            name of its file in the run directory, where it is not its process id), ``beside`` (whether a node is
+            name of its file in the run directory, where it is not its process id), ``kept`` (the path of its record in
+            the user's state folder; empty or left out where it has none), ``beside`` (whether a node is
             about to be started beside a head with such a folder), ``config``, ``loop``, ``resources``, ``gpus`` (the
             UUIDs of those it offers), ``cwd``, ``heartbeat``, ``hang_after``, ``follows`` (the id of the node in whose
             place it has started, if any), ``again`` (the code that starts a node in its place, and what that reads;
@@ -214,6 +215,8 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
         zygote.kill_orphans()
         directory = RunDirectory.inherited(Path(setup["directory"]), lock_fd, shared=setup["clustered"])
         _remove_record(directory.path / f"node-{setup.get('record') or setup['agent'].hex()}.json")
+        if setup.get("kept"):
+            _remove_record(Path(setup["kept"]))
         directory.remove()
         if status == AGAIN and setup["stays"]:
             status = _start_again(setup["again"])
@@ -225,14 +228,16 @@ class _Record(msgspec.Struct):
 
     pid: int
     started: int
+    space: str = ""
 
 
 def _remove_record(path: Path) -> None:
     """Remove a node's record where it names this process: a node that was refused has the name of the one that
-    lives."""
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    lives, and another host may share the folder."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):  # the folder is gone, or was closed
         record = msgspec.json.decode(path.read_bytes(), type=_Record)
-        if (record.pid, record.started) == OsProcess.of(os.getpid()):
+        ours = record.space in ("", pid_space())  # in a run directory the space is this one in any case
+        if ours and (record.pid, record.started) == OsProcess.of(os.getpid()):
             path.unlink()
 
 

@@ -7,9 +7,10 @@ readable when all threads of the process have ended, and its memory maps are gon
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["OsProcess"]
+__all__ = ["OsProcess", "parent_of", "pid_space", "started_at"]
 
 _AFTER_NAME: Final = 22 - 3
 """Index of the start time among the fields of /proc/<pid>/stat behind the name, which may contain any character: it is
@@ -31,6 +32,40 @@ def _started(pid: int) -> int:
         os.stat("/proc/self/stat")
         return _NEVER
     return int(text.rpartition(b")")[2].split()[_AFTER_NAME])
+
+
+def pid_space() -> str:
+    """Return the name of the space in which pids and start times count: a boot of a kernel, and a process namespace
+    there. No other host has the same.
+
+    Raises:
+        OSError: /proc is not mounted.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()}-{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def started_at(pid: int) -> int | None:
+    """The start of a process, in ticks since boot (proc(5), field 22 of ``stat``); None when the process has ended, or
+    may not be seen, as another user's under ``hidepid``."""
+    fields = _status(pid)
+    return None if fields is None else int(fields[19])
+
+
+def parent_of(pid: int) -> int | None:
+    """The pid of a process's parent; None when the process has ended."""
+    fields = _status(pid)
+    return None if fields is None else int(fields[1])
+
+
+def _status(pid: int) -> list[str] | None:
+    """The fields of ``stat`` from the third on; None when the process has ended, or another user's is hidden."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields
 
 
 class OsProcess(NamedTuple):

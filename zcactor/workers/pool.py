@@ -77,6 +77,7 @@ class Pool(WorkerTable):
         self._lost = lost
         self._by_pid: dict[int, WorkerRecord] = {}
         self._directory = Path(self._setup["directory"])
+        self._made = self._directory.stat()
         self._requests: deque[tuple[WorkerRecord, bytes, list[int]]] = deque()
         self._forking: deque[WorkerRecord] = deque()
         self._outputs: dict[int, LineReader] = {}
@@ -105,6 +106,14 @@ class Pool(WorkerTable):
             raise ValueError(
                 f"the environment of an actor has {len(request)} bytes; at most {ZYGOTE_MESSAGE} are possible"
             )
+        if not self._has_directory():
+            self.by_process[record.process] = record
+            self.loop.call_soon(
+                self._end, record, f"the node's run directory {self._directory} is gone, as after a logout: start the "
+                "node again where XDG_RUNTIME_DIR names a folder that stays, or have it stay by 'loginctl "
+                "enable-linger'",
+            )  # fmt: skip
+            return record
         pipes: list[tuple[int, int]] = []
         try:
             pipes.append(os.pipe())
@@ -121,6 +130,13 @@ class Pool(WorkerTable):
         self._requests.append((record, request, [write for _, write in pipes]))
         self._request()
         return record
+
+    def _has_directory(self) -> bool:
+        """Whether the run directory is there, and not another one that was made in its place."""
+        try:
+            return os.path.samestat(self._directory.stat(), self._made)
+        except FileNotFoundError:
+            return False
 
     def _request(self) -> None:
         """Send as many requests as the zygote can take."""

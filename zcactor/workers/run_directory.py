@@ -22,7 +22,7 @@ from typing import Final
 
 from zcactor.machine import file_lock_missing
 
-__all__ = ["PREFIX", "RunDirectory", "base_directory", "shared_names", "sweep"]
+__all__ = ["PREFIX", "RunDirectory", "base_directory", "named_base", "shared_names", "sweep"]
 
 PREFIX = f"zcactor-{os.getuid()}-"
 _NAME: Final = re.compile(re.escape(PREFIX) + "[0-9a-f]{32}")
@@ -38,13 +38,15 @@ _NAMES: Final = 8
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def named_base() -> str:
+    """``$XDG_RUNTIME_DIR``; empty where that is not set or not writable."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    return base if base and os.access(base, os.W_OK | os.X_OK) else ""
+
+
 def base_directory() -> Path:
-    """The folder of run directories: ``$XDG_RUNTIME_DIR``, or the temporary directory where that is not set or not
-    writable."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.access(base, os.W_OK | os.X_OK):
-        return Path(base)
-    return Path(tempfile.gettempdir())
+    """The folder of run directories: `named_base`, or the temporary directory where that is empty."""
+    return Path(named_base() or tempfile.gettempdir())
 
 
 def sweep(base: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import pytest
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.testing.conformance.connection import Recorder, put, send, turns
 from zcactor.transport.base import PeerInfo
+from zcactor.transport.stream import record_layer
 from zcactor.transport.stream.connection import StreamConnection
 from zcactor.transport.stream.record_layer import Exporter, Integrity, Opener, SealedSocket, Sealer, Seals
 
@@ -58,6 +59,31 @@ async def test_frames_take_the_way_that_was_chosen(wired: Wired, native: bool) -
 @pytest.mark.parametrize("far_native", [True, False])
 @pytest.mark.parametrize("sealed", [True, False])
 async def test_both_ways_speak_to_each_other(native: bool, far_native: bool, sealed: bool) -> None:
+    await speak_to_each_other(native, far_native, sealed=sealed, together=200)
+
+
+@pytest.mark.parametrize("far_native", [True, False])
+@pytest.mark.parametrize("together", [1, 2, 7])
+async def test_both_take_new_keys_in_both_directions_at_once(
+    native: bool, far_native: bool, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least 29 records in each direction, where full sockets join no more of them, and a new key after three."""
+    monkeypatch.setattr(record_layer, "USES_PER_KEY", 3)
+    taken: list[record_layer.KeyChain] = []
+    really = record_layer.KeyChain.take
+
+    def take(keys: record_layer.KeyChain) -> bytes:
+        taken.append(keys)
+        return really(keys)
+
+    monkeypatch.setattr(record_layer.KeyChain, "take", take)
+    await speak_to_each_other(native, far_native, sealed=True, together=together)
+    assert len(set(taken)) == 4
+    assert all(taken.count(keys) >= 8 for keys in taken)
+
+
+async def speak_to_each_other(native: bool, far_native: bool, *, sealed: bool, together: int) -> None:
+    """Have both ends of a connection send 199 frames, so many at a time."""
     sockets: tuple[socket.socket, ...] = socket.socketpair()
     if sealed:
         keys = bytes(range(32)), bytes(range(32, 64))
@@ -70,8 +96,10 @@ async def test_both_ways_speak_to_each_other(native: bool, far_native: bool, sea
     for end, recorder in zip(ends, recorders, strict=True):
         end.start(recorder)
     sent = [bytes((number,)) * (number * 37 % ends[0].max_frame) for number in range(1, 200)]
-    for end in ends:
-        send(end, sent)
+    for at in range(0, len(sent), together):
+        for end in ends:
+            send(end, sent[at : at + together])
+        await turns(1)
     for recorder in recorders:
         assert await recorder.wait_frames(len(sent)) == sent
     await ends[0].aclose()

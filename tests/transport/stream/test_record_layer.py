@@ -14,22 +14,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from zcactor.errors import ConnectionLost, ForkedProcess, ProtocolError
 from zcactor.native import hot
 from zcactor.testing.conformance.connection import turns
-from zcactor.transport.stream import aes, handshake_io
+from zcactor.transport.stream import aes, handshake_io, record_layer
 from zcactor.transport.stream.record_layer import (
     CONTROL_NBYTES,
     HEADER_NBYTES,
     MAX_RECORD,
     TAG_NBYTES,
+    USES_PER_KEY,
     Exporter,
     Integrity,
+    KeyChain,
     KeyExchange,
     Opener,
     SealedReader,
@@ -42,6 +46,15 @@ from zcactor.transport.stream.record_layer import (
 
 Ends = tuple[socket.socket, socket.socket]
 ONE, OTHER = bytes(range(32)), bytes(range(32, 64))
+
+
+def keys_of(secret: bytes, count: int) -> list[bytes]:
+    """The first keys of a direction, as the format defines them."""
+    keys: list[bytes] = []
+    while len(keys) < count:
+        keys.append(HKDFExpand(SHA256(), 32, b"zcactor 16: key").derive(secret))
+        secret = HKDFExpand(SHA256(), 32, b"zcactor 16: next secret").derive(secret)
+    return keys
 
 
 def opened(opener: Opener, record: bytes) -> bytes:
@@ -121,16 +134,22 @@ def test_keys_depend_on_everything() -> None:
 def test_forked_child_has_no_keys() -> None:
     sealer, opener, exporter = Sealer(ONE), Opener(ONE), Exporter(ONE)
     record = sealer.seal(b"text")
+    encrypt, _, _, turn = Sealer(ONE).hand_over()
+    turned, _ = turn()
+    uses: list[Callable[[], object]] = [
+        lambda: sealer.seal(b"text"), lambda: opened(opener, record), lambda: exporter.keys(b"", b"use"),
+        lambda: encrypt(bytes(12), b"", b""), lambda: turned(bytes(12), b"", b""), turn, KeyChain(ONE).take,
+    ]  # fmt: skip
     child = os.fork()
     if child == 0:
         refused = 0
-        for use in (lambda: sealer.seal(b"text"), lambda: opened(opener, record), lambda: exporter.keys(b"", b"use")):
+        for use in uses:
             try:
                 use()
             except ForkedProcess:
                 refused += 1
         os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(uses)
     assert opened(opener, record) == b"text"
     assert exporter.keys(b"", b"use")
 
@@ -153,14 +172,12 @@ def test_without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_record_by_nist_sp_800_38d() -> None:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
     sealer = Sealer(ONE)
     for count, plain in enumerate((b"x", b"second" * 100)):
         record = sealer.seal(plain)
         header = len(plain).to_bytes(4, "little")
         nonce = bytes(4) + count.to_bytes(8, "little")
-        assert record == header + AESGCM(ONE).encrypt(nonce, plain, header)
+        assert record == header + AESGCM(keys_of(ONE, 1)[0]).encrypt(nonce, plain, header)
         assert len(record) == HEADER_NBYTES + len(plain) + TAG_NBYTES
 
 
@@ -209,6 +226,84 @@ def test_mutants_do_not_open(plain: bytes, data: st.DataObject) -> None:
     assume(bytes(record) != Sealer(ONE).seal(plain))  # changes may undo each other
     with pytest.raises(ProtocolError):
         Opener(ONE).open(record[:HEADER_NBYTES], record[HEADER_NBYTES:])
+
+
+# ---- one key after the other
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Records under one key: so few that tests have many keys."""
+    monkeypatch.setattr(record_layer, "USES_PER_KEY", 3)
+    return 3
+
+
+def test_no_key_seals_more_blocks_than_rfc_8446_allows() -> None:
+    assert USES_PER_KEY * (MAX_RECORD // 16) <= 2**34.5, "5.5: 2^24.5 records of 2^14 bytes"
+
+
+@pytest.mark.slow
+def test_a_key_is_replaced_in_time() -> None:
+    """With the number of records that is really used."""
+    sealer, opener, opener_of_the_first_key = Sealer(ONE), Opener(ONE), AESGCM(keys_of(ONE, 1)[0])
+    for count in range(USES_PER_KEY + 2):
+        record = sealer.seal(b"x")
+        assert opened(opener, record) == b"x"
+        header, nonce = record[:HEADER_NBYTES], bytes(4) + count.to_bytes(8, "little")
+        if count < USES_PER_KEY:
+            continue
+        with pytest.raises(InvalidTag):
+            opener_of_the_first_key.decrypt(nonce, record[HEADER_NBYTES:], header)
+
+
+def test_keys_by_rfc_8446(few: int) -> None:
+    keys, sealer = keys_of(ONE, 5), Sealer(ONE)
+    for count in range(5 * few):
+        header, nonce = (4).to_bytes(4, "little"), bytes(4) + count.to_bytes(8, "little")
+        assert sealer.seal(b"text") == header + AESGCM(keys[count // few]).encrypt(nonce, b"text", header)
+    assert len(set(keys)) == 5
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("before", range(8))
+def test_a_record_that_does_not_open_takes_no_key(before: int) -> None:
+    sealer, opener = Sealer(ONE), Opener(ONE)
+    for _ in range(before):
+        opened(opener, sealer.seal(b"text"))
+    record = sealer.seal(b"next")
+    for _ in range(5):
+        with pytest.raises(ProtocolError, match=f"record {before} from the peer does not open"):
+            opened(opener, record[:-1] + bytes((record[-1] ^ 1,)))
+    assert opened(opener, record) == b"next"
+
+
+def test_a_chain_forgets_the_secrets_before(few: int) -> None:
+    chain = KeyChain(ONE)
+    held = chain._secret
+    assert held is not None
+    seen, keys = [bytes(held)], []
+    for number in range(1, 5):
+        keys.append(chain.take())
+        assert chain.until == number * few
+        assert chain._secret is held, "overwritten, and not another one beside it"
+        seen.append(bytes(held))
+    assert keys == keys_of(ONE, 4)
+    assert len({*seen, *keys}) == 9
+    chain.forget()
+    assert held == bytes(32)
+    with pytest.raises(ForkedProcess):
+        chain.take()
+
+
+def test_what_was_handed_over_is_used_once() -> None:
+    sealer, opener = Sealer(ONE), Opener(ONE)
+    record = sealer.seal(b"text")
+    sealer.hand_over()
+    opener.hand_over()
+    with pytest.raises(RuntimeError, match="native part has the keys"):
+        sealer.seal(b"text")
+    with pytest.raises(RuntimeError, match="native part has the keys"):
+        opened(opener, record)
 
 
 # ---- the reader
@@ -479,7 +574,7 @@ class TestNativeSendBuffer:
     def test_closed_while_it_seals(self, ends: Ends) -> None:
         """As when another thread closes it: no byte goes to the next owner of the descriptor's number."""
         with near_end(ends[1]) as near:
-            encrypt, _ = Sealer(ONE).hand_over()
+            encrypt, *rest = Sealer(ONE).hand_over()
 
             def closing(*arguments: bytes) -> bytes:
                 assert buffer.pending, "closing waits for what is being sealed"
@@ -487,7 +582,7 @@ class TestNativeSendBuffer:
                 buffer.close("it is closed")
                 return encrypt(*arguments)
 
-            buffer = hot.SendBuffer(100, ends[0].fileno(), None, closing, 0)
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, closing, *rest)
             put(buffer, b"dropped")
             assert buffer.flush() is False
             taken = Taken(near)
@@ -496,7 +591,7 @@ class TestNativeSendBuffer:
 
     def test_what_is_written_while_it_seals_follows(self, ends: Ends) -> None:
         with near_end(ends[1]) as near:
-            encrypt, _ = Sealer(ONE).hand_over()
+            encrypt, *rest = Sealer(ONE).hand_over()
             more = [b"second", b"third"]
 
             def writing(*arguments: bytes) -> bytes:
@@ -505,7 +600,7 @@ class TestNativeSendBuffer:
                     buffer.flush()
                 return encrypt(*arguments)
 
-            buffer = hot.SendBuffer(100, ends[0].fileno(), None, writing, 0)
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, writing, *rest)
             put(buffer, b"first")
             assert buffer.flush() is False
             taken = Taken(near)
@@ -549,10 +644,93 @@ class TestNativeSendBuffer:
             raise MemoryError
 
         for encrypt, error in ((failing, MemoryError), (lambda *_: "text", TypeError)):
-            buffer = hot.SendBuffer(100, ends[0].fileno(), None, encrypt, 0)
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, encrypt, *Sealer(ONE).hand_over()[1:])
             put(buffer, b"lost")
             with pytest.raises(error):
                 buffer.flush()
+
+    @pytest.mark.usefixtures("few")
+    @pytest.mark.parametrize("before", range(8))
+    def test_takes_the_next_key_at_its_record(self, ends: Ends, before: int) -> None:
+        """From each number of records that the handshake can have made."""
+        left, right = sealed(ends)
+        with left, right:
+            for number in range(before):
+                left.send(b"%d" % number)
+                assert right.recv(100) == b"%d" % number
+            buffer = hot.SendBuffer(100, left.fileno(), None, *left.seals.sealer.hand_over())
+            for number in range(10):
+                put(buffer, b"frame %d" % number)
+                assert buffer.flush() is False
+                assert right.recv(100) == b"frame %d" % number
+
+    @pytest.mark.usefixtures("few")
+    def test_threads_that_flush_at_once_share_a_turn(self, ends: Ends) -> None:
+        ends[0].setblocking(False)
+        with near_end(ends[1]) as near:
+            buffer = hot.SendBuffer(2 * MAX_RECORD, ends[0].fileno(), None, *Sealer(ONE).hand_over())
+            self.test_threads_that_flush_at_once((buffer, Taken(near)))
+
+    @pytest.mark.usefixtures("few")
+    @pytest.mark.parametrize("close", [False, True])
+    def test_what_is_written_or_closed_while_a_key_is_taken(self, ends: Ends, close: bool) -> None:
+        encrypt, count, until, turn = Sealer(ONE).hand_over()
+        calls: list[int] = []
+
+        def turning() -> Any:
+            calls.append(len(calls))
+            if close and len(calls) == 2:
+                buffer.close("it is closed")
+            else:
+                put(buffer, b"meanwhile %d" % len(calls) + bytes(80))  # so much that the buffer's memory moves
+                assert buffer.flush() is False, "whoever seals sends the rest"
+            return turn()
+
+        buffer = hot.SendBuffer(5000, ends[0].fileno(), None, encrypt, count, until, turning)
+        with near_end(ends[1]) as near:
+            taken, texts = Taken(near), [bytes((number,)) * 4000 for number in range(6)]
+            for text in texts:
+                put(buffer, text)
+                assert buffer.flush() is False
+            taken.read_all()
+            texts.insert(4, b"meanwhile 1" + bytes(80))
+            if close:
+                texts.pop()
+            else:
+                texts.append(b"meanwhile 2" + bytes(80))
+            assert len(calls) == 2
+            assert (taken.plain, taken.ends) == (texts, [])
+
+    @pytest.mark.parametrize(
+        ("turn", "error"),
+        [
+            (lambda: (_ for _ in ()).throw(ForkedProcess("no")), ForkedProcess),
+            (lambda: None, TypeError),
+            (lambda: (print,), TypeError),
+            (lambda: (print, 0), TypeError),
+            (lambda: (print, "1"), TypeError),
+        ],
+    )
+    def test_no_record_is_made_without_the_next_key(self, ends: Ends, turn: Any, error: type[Exception]) -> None:
+        ends[1].setblocking(False)
+        buffer = hot.SendBuffer(100, ends[0].fileno(), None, Sealer(ONE).hand_over()[0], 0, 0, turn)
+        for _ in range(3):
+            put(buffer, b"lost")
+            with pytest.raises(error):
+                buffer.flush()
+        with pytest.raises(BlockingIOError):
+            ends[1].recv(1)
+
+    def test_keys_that_are_incomplete(self, ends: Ends) -> None:
+        encrypt, count, until, turn = Sealer(ONE).hand_over()
+        for wrong in ((encrypt,), (encrypt, count, until), (encrypt, count, until, None), (encrypt, 2, 1, turn)):
+            with pytest.raises(TypeError):
+                hot.SendBuffer(100, ends[0].fileno(), None, *wrong)
+            with pytest.raises(TypeError):
+                hot.Reader(ends[0].fileno(), 1 << 16, 1000, None, print, print, *wrong)
+            if len(wrong) == 4:
+                with pytest.raises(TypeError):
+                    hot.Reader(ends[0].fileno(), 1 << 16, 1000, None, print, print, *wrong, InvalidTag)
 
 
 @pytest.mark.usefixtures("cipher")
@@ -589,6 +767,30 @@ class TestNativeReader:
                 while reader.readable():
                     pass
         assert (b"".join(frames), ends) == (stream, [])
+
+    @pytest.mark.usefixtures("few")
+    @pytest.mark.parametrize("before", range(8))
+    def test_takes_the_next_key_at_its_record(self, ends: Ends, frames: list[bytes], before: int) -> None:
+        """From each number of records that the handshake can have made."""
+        told: list[Any] = []
+        sealer, texts = Sealer(ONE), [b"frame %d" % number for number in range(10)]
+        with near_end(ends[1]) as near:
+            for _ in range(before):
+                ends[0].send(sealer.seal(b"said before"))
+                assert near.recv(100) == b"said before"
+            reader = self.reader(near, frames, told)
+            for text in texts[:5]:
+                ends[0].send(sealer.seal(len(text).to_bytes(4, "little") + text))
+                assert reader.readable()
+            ends[0].send(b"".join(sealer.seal(len(text).to_bytes(4, "little") + text) for text in texts[5:]))
+            assert reader.readable()
+            record = sealer.seal(b"forged")
+            ends[0].send(record[:-1] + bytes((record[-1] ^ 1,)))
+            assert not reader.readable()
+        assert b"".join(frames) == b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        assert [str(error) for error, _ in told] == [
+            f"record {before + 10} from the peer does not open: somebody forged, changed, repeated or dropped one"
+        ]
 
     @pytest.mark.slow
     @given(st.data())

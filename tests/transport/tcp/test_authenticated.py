@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from tests.transport.local_arena import memfd
 from tests.transport.outsiders import Relay
@@ -25,9 +25,8 @@ from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import ConnectionLost, ForkedProcess, ObjectLost, ProtocolError
 from zcactor.testing.conformance.connection import ARENA_NBYTES, ConnectedPair, Recorder, connect, finish, turns
 from zcactor.transport.base import RemoteRegion
-from zcactor.transport.stream import listener
-from zcactor.transport.stream.record_layer import TAG_NBYTES, Exporter, Integrity
-from zcactor.transport.tcp import authenticated as tcp_sealed
+from zcactor.transport.stream import listener, record_layer
+from zcactor.transport.stream.record_layer import TAG_NBYTES, Exporter, Integrity, KeyChain
 from zcactor.transport.tcp import serve as tcp_serve
 from zcactor.transport.tcp.authenticated import CHUNK_NBYTES, DataSeal, SealedChannel, Tags
 from zcactor.transport.tcp.data import REQUEST
@@ -35,10 +34,12 @@ from zcactor.transport.tcp.endpoint import TcpEndpoint, parse_address
 from zcactor.transport.tcp.serve import DataServer
 
 SECRET, OCCASION = bytes(range(32)), b"transcript"
-KEYS = tuple(
+SECRETS = tuple(
     HKDF(SHA256(), 32, OCCASION, label).derive(SECRET)
     for label in (b"zcactor 3: requests on a data socket", b"zcactor 3: answers on a data socket")
 )
+KEYS = tuple(HKDFExpand(SHA256(), 32, b"zcactor 16: key").derive(secret) for secret in SECRETS)
+"""The first keys of both directions."""
 
 
 def seal(*, arrays: bool = True, secret: bytes = SECRET, occasion: bytes = OCCASION) -> DataSeal:
@@ -55,7 +56,7 @@ def tag(key: int, count: int, text: bytes, data: bytes = b"") -> bytes:
 
 
 def test_tags_by_nist_sp_800_38d() -> None:
-    tags = Tags(KEYS[0])
+    tags = Tags(SECRETS[0])
     for count, (text, data) in enumerate([(b"text", b""), (b"", b"data"), (b"text", os.urandom(1 << 20))]):
         assert tags.make(text, memoryview(data)) == tag(0, count, text, data)
         assert tags.uses == count + 1
@@ -63,7 +64,7 @@ def test_tags_by_nist_sp_800_38d() -> None:
 
 def test_each_tag_has_a_nonce_of_its_own_whatever_happens() -> None:
     nonces: list[bytes] = []
-    tags = Tags(KEYS[0])
+    tags = Tags(SECRETS[0])
     really = tags._encrypt
     assert really is not None
 
@@ -89,7 +90,7 @@ async def test_no_nonce_of_a_key_comes_twice_among_threads_and_errors(monkeypatc
         return really(tags, text, data)
 
     monkeypatch.setattr(Tags, "make", make)
-    monkeypatch.setattr(tcp_sealed, "LASTS_USES", 30)
+    monkeypatch.setattr(record_layer, "USES_PER_KEY", 7)
     async with sealed_pair(Integrity.AUTO) as (pair, _):
         pair.sides[1].arena[:] = content = os.urandom(ARENA_NBYTES)
         endpoint(pair, 1).authorize = lambda _, object_id, *__: object_id == 1
@@ -114,7 +115,7 @@ async def refused(pair: ConnectedPair, offset: int) -> bytes:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forked_child_makes_no_tags() -> None:
-    tags = Tags(KEYS[0])
+    tags = Tags(SECRETS[0])
     assert tags.make(b"text")
     child = os.fork()
     if child == 0:
@@ -559,26 +560,31 @@ async def _flipped(direction: int, place: int, content: bytes) -> None:
             assert relay.connections == 2, f"byte {place} of direction {direction} was not missed"
 
 
-async def test_a_key_wears_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_sealed, "LASTS_USES", 6)
-    async with sealed_pair(Integrity.AUTO) as (pair, _):
-        pair.sides[1].arena[:] = content = os.urandom(ARENA_NBYTES)
-        async with between(pair):
-            opened: list[SealedChannel] = []
-            puller: Any = pair.left._puller  # type: ignore[attr-defined]
-            connect_ = puller._connect
+async def test_keys_are_replaced_while_data_sockets_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_layer, "USES_PER_KEY", 3)
+    taken: dict[KeyChain, int] = {}
+    really = KeyChain.take
 
-            async def counting() -> SealedChannel:
-                opened.append(await connect_())
-                return opened[-1]
+    def take(keys: KeyChain) -> bytes:
+        taken[keys] = taken.get(keys, 0) + 1
+        return really(keys)
 
-            puller._connect = counting
-            for i in range(9):  # two tags for each pull
+    async with sealed_pair(Integrity.AUTO, nbytes=3 * CHUNK_NBYTES) as (pair, _):
+        pair.sides[1].arena[:] = content = os.urandom(3 * CHUNK_NBYTES)
+        monkeypatch.setattr(KeyChain, "take", take)
+        async with between(pair) as relay:
+            for i in range(9):  # a tag for each request, and two for each answer with its bytes
                 assert await pulled(pair, i, 1000) == content[i : i + 1000]
-            assert len(opened) == 3
-            assert all(channel._seal.answers.uses == 6 for channel in opened)
+            assert await pulled(pair, 0, len(content)) == content  # four: keys change between the chunks of an answer
+            assert relay.connections == 1
+    assert sorted(taken.values()) == [4, 4, 8, 8], "10 requests and 22 tags of answers, at both ends"
 
 
-def test_a_key_wears_out_by_bytes() -> None:
-    assert SealedChannel.lasts == 1 << 46
-    assert tcp_sealed.LASTS_USES == 1 << 32
+def test_tags_under_one_key_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_layer, "USES_PER_KEY", 3)
+    tags, chain = Tags(SECRETS[0]), KeyChain(SECRETS[0])
+    for count in range(12):
+        if count % 3 == 0:
+            key = chain.take()
+        nonce = bytes(4) + count.to_bytes(8, "little")
+        assert tags.make(b"text", memoryview(b"data")) == AESGCM(key).encrypt(nonce, b"text", b"data")[-16:]

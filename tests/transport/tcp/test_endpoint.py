@@ -30,8 +30,8 @@ from zcactor.testing.conformance.connection import (
     send,
     turns,
 )
-from zcactor.transport.base import Connection, RemoteRegion
-from zcactor.transport.stream import handshake_io
+from zcactor.transport.base import LENGTH_PREFIX, Connection, RemoteRegion
+from zcactor.transport.stream import handshake_io, record_layer
 from zcactor.transport.stream import listener as door
 from zcactor.transport.stream.handshake import (
     HELLO_NBYTES,
@@ -43,6 +43,7 @@ from zcactor.transport.stream.handshake import (
     refusal,
 )
 from zcactor.transport.stream.listener import PER_SOURCE
+from zcactor.transport.stream.record_layer import RECORD_NBYTES
 from zcactor.transport.tcp import pull
 from zcactor.transport.tcp.connection import TcpConnection
 from zcactor.transport.tcp.data import REQUEST, Answer
@@ -549,6 +550,22 @@ async def test_who_listens_on_the_way(sealing: bool) -> None:
         for seen in relay.seen:
             assert (marker not in seen) is sealing
             assert len(seen) > 12 * len(marker) + 3 * 31_000
+
+
+async def test_a_sealed_connection_outlives_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No byte is sent for a new key: the bytes on the way are the records alone."""
+    monkeypatch.setattr(record_layer, "USES_PER_KEY", 3)
+    async with watched() as (relay, pair, (left, right)):
+        before = [len(seen) for seen in relay.seen]
+        for number in range(50):
+            send(pair.left, [b"%3d" % number])
+            send(pair.right, [b"%3d" % number])
+            await left.wait_frames(number + 1)
+            await right.wait_frames(number + 1)
+        assert left.frames == right.frames == [b"%3d" % number for number in range(50)]
+        assert not left.lost and not right.lost
+        record = RECORD_NBYTES + LENGTH_PREFIX + 3
+        assert [len(seen) - at for seen, at in zip(relay.seen, before, strict=True)] == [50 * record] * 2
 
 
 @pytest.mark.parametrize("direction", [0, 1])

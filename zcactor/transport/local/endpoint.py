@@ -56,6 +56,9 @@ class LocalEndpoint(ListeningEndpoint):
         recv_depth: frames that this process can receive before it returns credits. A connection uses the smaller number
             of both sides.
         eager_limit: bytes of the largest payload inside a frame. A connection uses the smaller number of both sides.
+        supply: hands out memory of the store to peers; None where there is none.
+        apart: a sentence about processes of this host whose sockets lie elsewhere, for the message of a failure; empty
+            where there are none.
 
     Raises:
         ValueError: `process` has not 16 bytes, or one of `arena_fd` and `arena_nbytes` is given without the other.
@@ -73,11 +76,13 @@ class LocalEndpoint(ListeningEndpoint):
         recv_depth: int = 1024,
         eager_limit: int = 16384,
         supply: Supply | None = None,
+        apart: str = "",
     ) -> None:
         super().__init__(process, token, arena_fd, arena_nbytes, recv_depth, eager_limit)
         self.address = process.hex()
         self._directory = directory
         self._supply = supply
+        self._apart = apart
         self._file: os.stat_result | None = None
         """The socket's file, as it was made."""
 
@@ -151,7 +156,8 @@ class LocalEndpoint(ListeningEndpoint):
     ) -> tuple[Introduction, socket.socket]:
         """Connect and do the handshake. `undo` closes the socket."""
         path = self._path(address)
-        async with answering(address, "on this host"):
+        where = f"on this host, in {self._directory}{self._apart and f' ({self._apart})'}"
+        async with answering(address, where):
             sock = undo.enter_context(await unix.connect(path))
             uid = unix.peer_uid(sock)
             if uid != os.geteuid():

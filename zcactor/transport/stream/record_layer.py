@@ -1,13 +1,14 @@
 """The record layer: encryption of the frames between two processes, and the derivation of its keys.
 
 Both ends make a fresh X25519 key (RFC 7748). The handshake's proofs cover both public keys, so no process in between
-can replace one. HKDF-SHA256 (RFC 5869) derives keys from the shared secret, each with a label of its own: one for the
-frames of each direction, and one from which further keys are derived (`Exporter`). Its salt is a value of this very
+can replace one. HKDF-SHA256 (RFC 5869) derives secrets from the shared one, each with a label of its own: one for the
+frames of each direction, and one from which further secrets are derived (`Exporter`). Its salt is a value of this very
 handshake that only holders of the token can compute. A person who learns the token later cannot decrypt recorded bytes,
 because the private keys are gone by then.
 
-A nonce counts the uses of its key, and is raised before each use, so an error cannot repeat it. In a forked child no
-key can be used (`Secret`).
+A direction has one key after the other (`KeyChain`). Both ends count its records, so both take the next key at the same
+record, and no message says so. A nonce counts the records of its direction, and is raised before each use, so an error
+cannot repeat it. In a forked child no key can be used (`Secret`).
 
 The bytes that a connection sends at once become one *record*, sealed with AES-256-GCM (NIST SP 800-38D)::
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+    from zcactor.transport.stream.aes import Apply
+
 __all__ = [
     "HEADER_NBYTES",
     "KEY_NBYTES",
@@ -54,6 +57,7 @@ __all__ = [
     "BadRecord",
     "Exporter",
     "Integrity",
+    "KeyChain",
     "KeyExchange",
     "Opener",
     "SealedReader",
@@ -73,6 +77,10 @@ NO_KEY: Final = bytes(KEY_NBYTES)
 TAG_NBYTES: Final = 16
 MAX_RECORD: Final = 1 << 20
 """The most bytes of plain text in a record. A greater length is refused before memory is allocated."""
+USES_PER_KEY: Final = 1 << 18
+"""Records, or tags, under one key. With records of `MAX_RECORD` these are 2^34 blocks of 16 bytes, or 256 GiB; 2^34.5
+blocks are allowed under one key of AES-GCM (RFC 8446, 5.5). Both ends must have the same number. With small records a
+new key, which takes some 20 µs, comes every few seconds."""
 REMEDY: Final = "pip install 'zcactor[cluster]'"
 
 CONTROL_NBYTES: Final = 4096
@@ -90,6 +98,8 @@ _SALT: Final = b"zcactor sealing\0\0\0"
 _CONNECTORS_FRAMES: Final = b"zcactor 3: frames of the connector"
 _ACCEPTORS_FRAMES: Final = b"zcactor 3: frames of the acceptor"
 _EXPORTER: Final = b"zcactor 3: exporter"
+_KEY: Final = b"zcactor 16: key"
+_NEXT_SECRET: Final = b"zcactor 16: next secret"
 
 
 class Integrity(IntEnum):
@@ -223,7 +233,7 @@ class Exporter(Secret):
 
 
 def derive(shared: bytes, token: bytes, transcript: bytes) -> tuple[bytes, bytes, bytes]:
-    """Derive the keys of the connector's frames and of the acceptor's, and the secret of their `Exporter`.
+    """Derive the secrets of the connector's frames and of the acceptor's, and that of their `Exporter`.
 
     Args:
         shared: the secret from `KeyExchange`.
@@ -236,62 +246,148 @@ def derive(shared: bytes, token: bytes, transcript: bytes) -> tuple[bytes, bytes
     )  # fmt: skip
 
 
-class Sealer(Secret):
-    """The encryption of one direction of a connection. Two threads must not call it at the same time.
+class KeyChain(Secret):
+    """The keys of one direction, one after the other, as by the key updates of TLS 1.3 (RFC 8446, 7.2).
+
+    A secret leads to its key and to the next secret, and is overwritten then. So neither a key nor a later secret leads
+    to the keys before. Both ends have a chain of the same secret, and count. Two threads must not call it at the same
+    time.
 
     Args:
-        key: 32 bytes that were never used before.
+        secret: 32 bytes that were never used before.
+
+    Attributes:
+        until: number of the first use, counted from 0, for which the key after the last one is due.
     """
 
-    __slots__ = ("_count", "_encrypt", "_key")
+    __slots__ = ("_secret", "until")
 
-    def __init__(self, key: bytes) -> None:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
+    def __init__(self, secret: bytes) -> None:
         super().__init__()
-        self._encrypt: Callable[..., bytes] = AESGCM(key).encrypt
-        self._key = key
+        self._secret: bytearray | None = bytearray(secret)
+        self.until = 0
+
+    def take(self) -> bytes:
+        """Return the next key, 32 bytes, for the uses from `until` on.
+
+        Raises:
+            ForkedProcess: this is a forked child.
+        """
+        secret = forgotten() if self._secret is None else self._secret
+        key = _expand(secret, _KEY)
+        secret[:] = _expand(secret, _NEXT_SECRET)
+        self.until += USES_PER_KEY
+        return key
+
+    def forget(self) -> None:
+        """See `Secret.forget`. The bytes are overwritten."""
+        if self._secret is not None:
+            self._secret[:] = bytes(KEY_NBYTES)
+            self._secret = None
+
+
+def _given(*_: object) -> NoReturn:
+    raise RuntimeError("the native part has the keys of this direction")
+
+
+class _Direction(Secret):
+    """The keys and the count of one direction of a connection.
+
+    Args:
+        secret: 32 bytes that were never used before.
+    """
+
+    __slots__ = ("_apply", "_count", "_key", "_keys", "_until")
+
+    def __init__(self, secret: bytes) -> None:
+        super().__init__()
+        self._keys = KeyChain(secret)
         self._count = 0
+        self._take_key()
 
-    def hand_over(self) -> tuple[Callable[[bytes, bytes, bytes], bytes], int]:
-        """Return the function that encrypts, and the number of records so far. The native part goes on from there."""
-        return encryption(self._key), self._count
+    @abstractmethod
+    def _function(self, key: bytes) -> Callable[..., bytes]:
+        """Return the function of ``cryptography`` for records under a key."""
 
-    def seal(self, plain: bytes | bytearray | memoryview) -> bytes:
-        """Make the next record from `plain`, 1 to `MAX_RECORD` bytes."""
-        header = _LENGTH.pack(len(plain))
-        nonce = _NONCE.pack(self._count)
-        self._count += 1
-        return header + self._encrypt(nonce, plain, header)
+    def _take_key(self) -> None:
+        """Take the next key, whose first record is the next one."""
+        self._key = self._keys.take()
+        self._until = self._keys.until
+        self._apply: Callable[..., bytes] = self._function(self._key)
+
+    def _give(self, make: Callable[[bytes], Apply]) -> tuple[Apply, int, int, Callable[[], tuple[Apply, int]]]:
+        """Give the keys to the native part. No copy stays here: the native part drops a key when it takes the next."""
+        if self._count == self._until:
+            self._take_key()
+        keys, apply = self._keys, make(self._key)
+        self._apply, self._key = _given, b""
+        return apply, self._count, keys.until, lambda: (make(keys.take()), keys.until)
 
     def forget(self) -> None:
         """See `Secret.forget`."""
-        self._encrypt, self._key = forgotten, b""
+        self._apply, self._key = forgotten, b""
 
 
-class Opener(Secret):
+class Sealer(_Direction):
+    """The encryption of one direction of a connection. Two threads must not call it at the same time.
+
+    Args:
+        secret: 32 bytes that were never used before.
+    """
+
+    __slots__ = ()
+
+    def _function(self, key: bytes) -> Callable[..., bytes]:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        return AESGCM(key).encrypt
+
+    def hand_over(self) -> tuple[Apply, int, int, Callable[[], tuple[Apply, int]]]:
+        """Hand the records from here on over to the native part, once.
+
+        Returns:
+            The function that encrypts, the number of records so far, the number of the first record under the next key,
+            and ``turn()``, which takes that key: it returns the function for it and the first record after it.
+        """
+        return self._give(encryption)
+
+    def seal(self, plain: bytes | bytearray | memoryview) -> bytes:
+        """Make the next record from `plain`, 1 to `MAX_RECORD` bytes.
+
+        Raises:
+            ForkedProcess: this is a forked child.
+        """
+        if self._count == self._until:
+            self._take_key()
+        header = _LENGTH.pack(len(plain))
+        nonce = _NONCE.pack(self._count)
+        self._count += 1
+        return header + self._apply(nonce, plain, header)
+
+
+class Opener(_Direction):
     """The decryption of one direction of a connection.
 
     Args:
-        key: the key of the other end's `Sealer`.
+        secret: the secret of the other end's `Sealer`.
     """
 
-    __slots__ = ("_count", "_decrypt", "_invalid", "_key")
+    __slots__ = ("_invalid",)
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, secret: bytes) -> None:
         from cryptography.exceptions import InvalidTag
+
+        super().__init__(secret)
+        self._invalid = InvalidTag
+
+    def _function(self, key: bytes) -> Callable[..., bytes]:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        super().__init__()
-        self._decrypt: Callable[..., bytes] = AESGCM(key).decrypt
-        self._key = key
-        self._invalid = InvalidTag
-        self._count = 0
+        return AESGCM(key).decrypt
 
-    def hand_over(self) -> tuple[Callable[[bytes, bytes, bytes], bytes], int, type[Exception]]:
-        """Return the function that decrypts, the number of records so far, and the exception that the function raises,
-        for the native part, which opens the records from here on."""
-        return decryption(self._key), self._count, self._invalid
+    def hand_over(self) -> tuple[Apply, int, int, Callable[[], tuple[Apply, int]], type[Exception]]:
+        """As `Sealer.hand_over`, with the function that decrypts, and with the exception that it raises."""
+        return *self._give(decryption), self._invalid
 
     @staticmethod
     def nbytes(header: bytes | bytearray | memoryview, at: int = 0) -> int:
@@ -310,20 +406,19 @@ class Opener(Secret):
 
         Raises:
             ProtocolError: the record is not the peer's next one.
+            ForkedProcess: this is a forked child.
         """
+        if self._count == self._until:
+            self._take_key()
         nonce = _NONCE.pack(self._count)
         try:
-            plain = self._decrypt(nonce, body, header)
+            plain = self._apply(nonce, body, header)
         except self._invalid:
             raise BadRecord(
                 f"record {self._count} from the peer does not open: somebody forged, changed, repeated or dropped one"
             ) from None
         self._count += 1
         return plain
-
-    def forget(self) -> None:
-        """See `Secret.forget`."""
-        self._decrypt, self._key = forgotten, b""
 
 
 class Seals(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """Data sockets of an encrypted connection: requests, answers and the bytes themselves are authenticated.
 
 The keys come from the connection's exporter and from the transcript of the data socket's own handshake. So they differ
-for each socket, only the two ends of the connection know them, and they take no key exchange. There is one key for each
-direction, and a nonce counts the uses of its key. So bytes cannot be changed, inserted, repeated, or moved to another
-socket. In order::
+for each socket, only the two ends of the connection know them, and they take no key exchange. Each direction has one
+key after the other (`zcactor.transport.stream.record_layer.KeyChain`), and a nonce counts its tags. So bytes cannot be
+changed, inserted, repeated, or moved to another socket. In order::
 
     puller -> owner   object id (u64)  offset (u64)  length (u64, its top bit: tags are demanded, the next: none are)
                       tag (16)
@@ -23,10 +23,10 @@ from __future__ import annotations
 import hmac
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
-from zcactor.transport.stream.record_layer import TAG_NBYTES, Integrity, Secret
+from zcactor.transport.stream.record_layer import TAG_NBYTES, Integrity, KeyChain, Secret
 from zcactor.transport.tcp.data import ANSWER_US, REQUEST, Answer, Channel
 
 if TYPE_CHECKING:
@@ -39,11 +39,6 @@ __all__ = ["CHUNK_NBYTES", "DataSeal", "SealedChannel", "Tags"]
 
 CHUNK_NBYTES: Final = 1 << 20
 """Bytes under one tag. They stay in a core's cache from their arrival to the check, and 16 more bytes do not count."""
-LASTS_USES: Final = 1 << 32
-"""Tags under one key, after which a new data socket replaces this one. SP 800-38D, 8.3, allows so many with random
-nonces. For counted nonces the limit is far higher."""
-LASTS_NBYTES: Final = 1 << 46
-"""Bytes under one key, after which a new data socket replaces this one: 64 TiB."""
 
 _NONCE: Final = struct.Struct("<4xQ")
 _CHUNK: Final = struct.Struct("<QQQQ")
@@ -55,24 +50,28 @@ _ANSWERS: Final = b"zcactor 3: answers on a data socket"
 
 
 class Tags(Secret):
-    """Tags under one key. One end makes them and the other checks them, in the same order, each in one thread at a
-    time.
+    """The tags of one direction. One end makes them and the other checks them, in the same order, each in one thread at
+    a time.
 
     Args:
-        key: 32 bytes for this purpose only.
+        secret: 32 bytes for this purpose only.
 
     Attributes:
         uses: number of tags that were made or checked.
     """
 
-    __slots__ = ("_encrypt", "uses")
+    __slots__ = ("_encrypt", "_keys", "uses")
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, secret: bytes) -> None:
+        super().__init__()
+        self._keys = KeyChain(secret)
+        self._encrypt: Callable[..., bytes] | None = self._under_next_key()
+        self.uses = 0
+
+    def _under_next_key(self) -> Callable[..., bytes]:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        super().__init__()
-        self._encrypt: Callable[..., bytes] | None = AESGCM(key).encrypt
-        self.uses = 0
+        return AESGCM(self._keys.take()).encrypt
 
     def make(self, text: bytes, data: memoryview | None = None) -> bytes:
         """Make the next tag, 16 bytes, of a short text and of the bytes that it describes.
@@ -83,6 +82,8 @@ class Tags(Secret):
         encrypt = self._encrypt
         if encrypt is None:
             self.refuse()
+        if self.uses == self._keys.until:
+            encrypt = self._encrypt = self._under_next_key()
         nonce = _NONCE.pack(self.uses)
         self.uses += 1  # before the use, so that an error does not repeat the nonce
         return encrypt(nonce, text, data)[-TAG_NBYTES:]
@@ -126,8 +127,6 @@ class SealedChannel(Channel):
         arena: the bytes of the owner's arena; None at the puller.
     """
 
-    lasts: ClassVar[float] = LASTS_NBYTES
-
     def __init__(self, sock: socket.socket, seal: DataSeal, arena: memoryview | None = None) -> None:
         super().__init__(sock)
         self._seal = seal
@@ -136,11 +135,6 @@ class SealedChannel(Channel):
         self._unanswered: deque[bytes] = deque()  # the puller's later ones
         self._object_id = 0
         self._tagged = False
-
-    @property
-    def worn(self) -> bool:
-        """See `Channel.worn`."""
-        return max(self._seal.requests.uses, self._seal.answers.uses) >= LASTS_USES
 
     def is_bare(self, *, authenticate: bool, sealed: bool) -> bool:
         """See `Channel.is_bare`: tagged bytes are used when their tag has been checked."""

@@ -90,11 +90,6 @@ class Channel:
     lasts: ClassVar[float] = float("inf")
     """Bytes that a channel may carry in one direction. After that a new one replaces it."""
 
-    @property
-    def worn(self) -> bool:
-        """Whether a new channel has to replace this one for another reason."""
-        return False
-
     def _be_patient(self, sock: socket.socket) -> None:
         """Make calls block, for up to `PATIENCE` seconds."""
         sock.setblocking(True)

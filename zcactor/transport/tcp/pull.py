@@ -113,7 +113,7 @@ class _Stream:
     @property
     def worn(self) -> bool:
         """Whether a new channel has to replace its channel."""
-        return self._received >= self._channel.lasts or self._channel.worn
+        return self._received >= self._channel.lasts
 
     def end(self) -> None:
         """Make the thread stop at once, and close the socket. Idempotent."""

@@ -6,9 +6,11 @@ import os
 from functools import partial
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from zcactor.errors import ForkedProcess, ProtocolError
-from zcactor.transport.stream.record_layer import RECORD_NBYTES, Exporter
+from zcactor.transport.stream import record_layer
+from zcactor.transport.stream.record_layer import RECORD_NBYTES, Exporter, KeyChain
 from zcactor.transport.verbs.peer import records as records_module
 from zcactor.transport.verbs.peer.records import Records
 
@@ -88,6 +90,21 @@ def test_other_connections_have_other_keys() -> None:
     left, right = ends()
     exporter = Exporter(bytes(range(32)))
     assert len({*exporter.keys(b"", records_module._CONNECTOR, records_module._ACCEPTOR)}) == 2
+
+
+def test_both_ends_take_new_keys_at_the_same_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_layer, "USES_PER_KEY", 3)
+    (secret,) = Exporter(bytes(range(32))).keys(b"", records_module._CONNECTOR)
+    chain = KeyChain(secret)
+    keys = [chain.take() for _ in range(5)]
+    left, right = ends()
+    for number in range(15):
+        record = sealed(left)
+        nonce = bytes(4) + number.to_bytes(8, "little")
+        assert record[4:] == AESGCM(keys[number // 3]).encrypt(nonce, MESSAGE, bytes(record[:4]))
+        assert opened(right, record) == MESSAGE
+        for _ in range(number % 3):  # the other direction counts by itself
+            assert opened(left, sealed(right)) == MESSAGE
 
 
 def test_nonces_never_come_twice_also_after_errors() -> None:

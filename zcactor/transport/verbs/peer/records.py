@@ -2,8 +2,8 @@
 
 A record is like those of `zcactor.transport.stream.record_layer`: the number of bytes (u32), the ciphertext by
 AES-256-GCM, and the tag. The plain text is the message with its header, which is the slot's content without encryption.
-The nonce counts the records of a direction. The keys come from the exporter of the connection over which the two ends
-met, with labels of their own.
+The nonce counts the records of a direction, and each has a `KeyChain`, which comes from the exporter of the connection
+over which the two ends met, with a label of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ForkedProcess, ProtocolError
 from zcactor.transport.stream.aes import decryption, encryption
-from zcactor.transport.stream.record_layer import HEADER_NBYTES, RECORD_NBYTES, Secret
+from zcactor.transport.stream.record_layer import HEADER_NBYTES, RECORD_NBYTES, KeyChain, Secret
 
 if TYPE_CHECKING:
     from zcactor.transport.stream.aes import Apply
@@ -36,7 +36,7 @@ class Records(Secret):
         leads: whether this end is the connector.
     """
 
-    __slots__ = ("_decrypt", "_encrypt", "_invalid", "_opened", "_sealed")
+    __slots__ = ("_decrypt", "_encrypt", "_invalid", "_keys", "_opened", "_sealed")
 
     def __init__(self, exporter: Exporter, *, leads: bool) -> None:
         from cryptography.exceptions import InvalidTag
@@ -44,8 +44,9 @@ class Records(Secret):
         super().__init__()
         connectors, acceptors = exporter.keys(b"", _CONNECTOR, _ACCEPTOR)
         ours, theirs = (connectors, acceptors) if leads else (acceptors, connectors)
-        self._encrypt: Apply | None = encryption(ours)
-        self._decrypt: Apply | None = decryption(theirs)
+        self._keys = KeyChain(ours), KeyChain(theirs)
+        self._encrypt: Apply | None = encryption(self._keys[0].take())
+        self._decrypt: Apply | None = decryption(self._keys[1].take())
         self._invalid = InvalidTag
         self._sealed = self._opened = 0
 
@@ -62,6 +63,8 @@ class Records(Secret):
         """
         if self._encrypt is None:
             raise ForkedProcess(_FORKED)
+        if self._sealed == self._keys[0].until:
+            self._encrypt = encryption(self._keys[0].take())
         header, nonce = _LENGTH.pack(len(message)), _NONCE.pack(self._sealed)
         self._sealed += 1  # before the use, so that an error does not repeat the nonce
         body = self._encrypt(nonce, bytes(message), header)
@@ -87,6 +90,8 @@ class Records(Secret):
         record = bytes(slot[:received])
         if nbytes <= 0 or _LENGTH.unpack_from(record)[0] != nbytes:
             raise ProtocolError(f"the peer sent a message of {received} bytes that is no sealed record of its length")
+        if self._opened == self._keys[1].until:
+            self._decrypt = decryption(self._keys[1].take())
         try:
             message = self._decrypt(_NONCE.pack(self._opened), record[HEADER_NBYTES:], record[:HEADER_NBYTES])
         except self._invalid:
