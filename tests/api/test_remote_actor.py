@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import selectors
+import signal
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -381,8 +384,36 @@ class Dying:
     def ping(self) -> None: ...
 
     @zc.method
+    def pid(self) -> int:
+        return os.getpid()
+
+    @zc.method
     async def die(self) -> None:
         os._exit(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thread", ["loop", "another"])
+async def test_calls_made_after_the_loop_was_busy_go_where_the_actor_lives_by_then(thread: str) -> None:
+    """Nothing that the actor's process had to say was read, nor its end."""
+    handle: Any = await Dying.spawn()
+    pid = await handle.pid()
+    session = handle._remote.session
+    with selectors.DefaultSelector() as selector:
+        ended = os.pidfd_open(pid)
+        selector.register(ended, selectors.EVENT_READ)
+        os.kill(pid, signal.SIGKILL)
+        assert selector.select(60.0)
+        os.close(ended)
+    session.wire.heard = 0
+    refs: list[Any] = []
+    if thread == "loop":
+        refs.append(handle.pid())
+    else:
+        caller = threading.Thread(target=lambda: refs.append(handle.pid()))
+        caller.start()
+        caller.join()
+    assert await refs[0] != pid
 
 
 @pytest.mark.slow

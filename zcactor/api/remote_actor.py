@@ -132,6 +132,9 @@ class RemoteActor:
             call.fail(ActorDied(self.label, self.death, False))
             return call
         # Where the connection may change before the call is sent, the payload must fit every connection.
+        route = self.route
+        if route is not None and route[0].is_behind():
+            self._catch_up(*route)
         route = None if retries else self.route
         eager_limit = 0 if route is None else route[0].connection.eager_limit
         moved: list[Any] = []
@@ -339,6 +342,30 @@ class RemoteActor:
             self.connected.set()
             self.process.sessions.watch(session, self)
             return True
+
+    def _catch_up(self, session: Session, index: int) -> None:
+        """Hold calls back until the loop has read what has come by `session`."""
+        with self._lock:
+            if self.route is None or self.route[0] is not session:
+                return
+            self.route = None
+            self._opening = True
+            self.connected.clear()
+        self.process.tasks.start(self._read_first(session, index))
+
+    async def _read_first(self, session: Session, index: int) -> None:
+        for _ in range(session.connection.turns_behind()):
+            await asyncio.sleep(0)
+        session.caught_up()
+        if self.death is not None:
+            return
+        peer = session.peer_process
+        in_use = session.closed is None and self.process.sessions.used.get(peer) is session
+        if in_use and (self._returned or self.location[0] != peer):
+            self._left = True
+            await self._leave_for_next(session)
+        elif not (in_use and self._drain(session, index)):
+            await self._open()
 
     async def change(self, old: Session, new: Session) -> None:
         """Use `new` instead of its twin `old`, once the peer has received everything that was sent by `old`."""

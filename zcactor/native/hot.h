@@ -245,6 +245,8 @@ typedef struct {
     Py_ssize_t nreleased, released_room;
     unsigned long thread;   /* the loop's */
     int feeding, unflushed; /* a batch is being processed; answers to it that were not sent yet */
+    long long heard;  /* ms of the monotonic clock at which the last batch came, or the loop had looked for one */
+    int behind_after; /* ms after `heard` from which Python has to send calls; 0: never */
     char flush_scheduled;
     unsigned char patience; /* calls that are flushed with what follows them, as results of such were passed on */
     Arrived shelved; /* list NULL: none */
@@ -259,6 +261,7 @@ typedef struct { /* a block that an array was shared as, owned, and the bytes of
 } Shared;
 
 int wire_is_whole(const Wire *self);
+long long wire_now(void);
 int wire_flush(Wire *self);
 int wire_schedule_flush(Wire *self);
 int wire_note_release(Wire *self, uint64_t id);

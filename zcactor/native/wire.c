@@ -1,5 +1,6 @@
 /* Wire: the plain frames of one session. It sends its calls, answers and releases of leases. */
 #include "hot.h"
+#include <time.h>
 
 static const char *const given_names[NGIVEN] = {
     "leases",      "pending",     "open",           "backlog",        "hosts",      "session",  "make_lease",
@@ -168,6 +169,12 @@ static int begin_call(Wire *self, Frame *frame, PyObject *actor, PyObject *code,
     frame->shared = NULL;
     return 1;
 }
+/* The time by which wires note when they heard of their peers. A few ms late, and free of a system call. */
+long long wire_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
 /* call(call, actor, code, args): send a call. False: Python must send it, and nothing was done; None: likewise, as there
  * is a reference among the arguments. */
 static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
@@ -175,6 +182,7 @@ static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
         PyErr_SetString(PyExc_TypeError, "call(call, actor, code, args)");
         return NULL;
     }
+    if (self->behind_after && wire_now() - self->heard > self->behind_after) Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[3]); i++)
         if ((PyObject *)Py_TYPE(PyTuple_GET_ITEM(args[3], i)) == self->given[REF_TYPE]) Py_RETURN_NONE;
     Frame frame;
@@ -353,6 +361,8 @@ static PyMemberDef wire_members[] = {
     {"flush_scheduled", T_BOOL, offsetof(Wire, flush_scheduled), 0,
      "schedule_flush was called; whoever flushes resets it."},
     {"patience", T_UBYTE, offsetof(Wire, patience), 0, "Calls to come that are flushed with what follows them."},
+    {"heard", T_LONGLONG, offsetof(Wire, heard), 0, "Ms of the monotonic clock: the last batch came, or none was there."},
+    {"behind_after", T_INT, offsetof(Wire, behind_after), 0, "Ms after `heard` until Python sends calls; 0: never."},
     {"sent", T_ULONGLONG, offsetof(Wire, next_id), READONLY, "The id of the last call that was sent."},
     {NULL, 0, 0, 0, NULL}};
 static PyMethodDef wire_methods[] = {

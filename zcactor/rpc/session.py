@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor.errors import ConnectionLost, ProtocolError
@@ -50,6 +51,9 @@ __all__ = ["Session"]
 
 logger = logging.getLogger("zcactor")
 _HELLO_ROOM = 4096
+_BEHIND: Final = 1.0
+"""Seconds for which the loop may have read nothing of a connection by which a call is sent. A process whose actors have
+moved stays for longer, and sends back what comes until its callers have its news (`zcactor.control.draining`)."""
 _numbers = count(1)
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
@@ -131,9 +135,12 @@ class Session(Releasing):
         self._next_id: Callable[[], int] = self._take_id
         if out is not None:
             self.wire = self._outgoing.wire = self._make_wire(out)
+            self.caught_up()
+            self.wire.behind_after = int(_BEHIND * 1000) if connection.lies_unread else 0
             self._next_id = self.wire.next_id
         self._released: deque[int] = deque()
         self._note_release: Callable[[int], None] = self._released.append if self.wire is None else self.wire.release
+        self._heard = time.monotonic()  # as `Wire.heard`, in seconds; where there is no wire
         self._flush_scheduled = False
         self._release_scheduled = False
         self._release_delayed = False
@@ -201,6 +208,24 @@ class Session(Releasing):
             self.connection.flush()
 
     # ---------------------------------------------------------------- sending
+
+    def is_behind(self) -> bool:
+        """Whether a call must not be sent before the loop has read what has come: it did other things for long, and the
+        peer may have said that its actors have moved, and have ended. For calls of other threads, which need not wait
+        for the loop otherwise, it must be known that the peer has ended."""
+        if not self.connection.lies_unread:
+            return False
+        heard = self._heard if self.wire is None else self.wire.heard / 1000
+        if time.monotonic() - heard <= _BEHIND:
+            return False
+        return threading.get_ident() == self.thread or self.connection.hung_up()
+
+    def caught_up(self) -> None:
+        """Note that the loop has read what had come."""
+        if self.wire is None:
+            self._heard = time.monotonic()
+        else:
+            self.wire.heard = int(time.monotonic() * 1000)
 
     def pin(self, holder: object) -> int:
         """Keep `holder` for the peer until it has a lease of its own. Returned ids have the top bit set, so that they
@@ -382,6 +407,8 @@ class Session(Releasing):
         if self.wire is not None:
             self.wire.feed(data)
             return
+        if self.connection.lies_unread:
+            self.caught_up()
         take, at, total = self._intake.take, 0, len(data)
         while at < total:
             at = take(data, at, total)

@@ -85,6 +85,7 @@ class VerbsConnection(BaseConnection):
 
     kind = "verbs"
     maps = False
+    lies_unread = True
     mapping: Mapping | None = None
     writable_mapping: Mapping | None = None
 
