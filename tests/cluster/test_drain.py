@@ -66,7 +66,7 @@ zc.run(main())
 """
 
 
-CALLS = 1
+CALLS = 3
 BUSY = f"""
 import subprocess
 import sys

@@ -161,6 +161,7 @@ typedef struct {
     uint64_t count;  /* records so far */
     Py_ssize_t sent; /* bytes of the record with its header */
     int sealing;     /* a thread is sending, and also sends bytes that others write meanwhile */
+    int ended;       /* the peer had hung up before the whole frames that are here could be sent: they stay */
     PyObject *module;
     State *state; /* of the module */
 } SendBuffer;
@@ -168,7 +169,9 @@ typedef struct {
 char *buffer_room(SendBuffer *self, Py_ssize_t n);
 int buffer_send(SendBuffer *self);
 /* 1 when there is nothing to send, or when sending continues by itself. */
-static inline int buffer_idle(SendBuffer *self) { return self->blocked || (self->head == self->tail && !self->record); }
+static inline int buffer_idle(SendBuffer *self) {
+    return self->blocked || self->ended || (self->head == self->tail && !self->record);
+}
 
 /* ---- msgpack_plain.c */
 
@@ -262,6 +265,7 @@ typedef struct { /* a block that an array was shared as, owned, and the bytes of
 
 int wire_is_whole(const Wire *self);
 long long wire_now(void);
+void wire_look(Wire *self);
 int wire_flush(Wire *self);
 int wire_schedule_flush(Wire *self);
 int wire_note_release(Wire *self, uint64_t id);

@@ -26,11 +26,11 @@ from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
-from zcactor.rpc.codec import TEMPLATE, encode_hello_into
+from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, frame_at
 from zcactor.rpc.grants import CheckedGrants, Grants
 from zcactor.rpc.intake import Intake
 from zcactor.rpc.leasing import LockedLeases, LockedLeasesOfCopies, Releasing
-from zcactor.rpc.messages import Hello, Kind, Status
+from zcactor.rpc.messages import Flags, Hello, Kind, Status
 from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.parts import Announced
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
@@ -61,7 +61,7 @@ _CALL, _RESPONSE, _ITEM = int(Kind.CALL), int(Kind.RESPONSE), int(Kind.ITEM)
 _CREDIT, _GOODBYE = int(Kind.CREDIT), int(Kind.GOODBYE)
 _CANCEL, _STREAM_CREDIT, _DIAL = int(Kind.CANCEL), int(Kind.STREAM_CREDIT), int(Kind.DIAL)
 _PUSH, _FORWARD = int(Kind.PUSH), int(Kind.FORWARD)
-_OK = int(Status.OK)
+_OK, _SPILLED = int(Status.OK), int(Flags.SPILLED)
 
 hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
 
@@ -383,6 +383,7 @@ class Session(Releasing):
         wire = self.wire
         if wire is not None:
             wire.flush_scheduled = False
+            wire.look()
         if self.closed is not None:
             return
         if wire is not None:
@@ -458,6 +459,7 @@ class Session(Releasing):
                     if call is not None:
                         calls.append(call)
             unsent = {entry[4] for entry in self._backlog if entry[0] == _CALL}
+            again = self._not_sent({call.id: call for call in calls})
             self._backlog.clear()
             self._released.clear()
         for call in calls:
@@ -469,7 +471,32 @@ class Session(Releasing):
             each.cancelled = True
             self.hub.cancel_received(each)
         self.end_leases()
-        self.hub.session_lost(self, cause, calls)
+        self.hub.session_lost(self, cause, [call for call in calls if call not in again])
+        for call, arguments in again.items():
+            call.target.moved(call, *arguments)
+
+    def _not_sent(self, calls: dict[int, Call]) -> dict[Call, tuple[int, int, bytes, Sequence[Part]]]:
+        """The calls of actors among `calls` that had not been sent when the peer was seen to have hung up, with the
+        arguments of `zcactor.api.remote_actor.RemoteActor.moved`. A call whose arguments were granted to the peer is
+        none of them: it ends, and has not run."""
+        frames = self.connection.unsent
+        if frames is None:
+            return {}
+        found: dict[Call, tuple[int, int, bytes, Sequence[Part]]] = {}
+        at, total = 0, len(frames)
+        while at < total:
+            start, at = frame_at(frames, at, total, self.connection.max_frame)
+            kind, flags, code, _, _, call_id, _, regions, _, low, high = decode(frames, start, at)
+            call = calls.get(call_id) if kind == _CALL else None
+            if call is not None:
+                call.state = CallState.QUEUED
+                if call.target is not None and not regions and not flags & _SPILLED:
+                    found[call] = code, flags, frames[low:high], ()
+        for kind, flags, code, _, call_id, _, _, payload, parts in self._backlog:
+            call = calls.get(call_id) if kind == _CALL else None
+            if call is not None and call.target is not None:
+                found[call] = code, flags, bytes(payload), parts
+        return found
 
     def end_leases(self) -> None:
         """End the connection's part in the peer's leases. Idempotent.

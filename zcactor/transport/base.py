@@ -101,6 +101,9 @@ class Connection(Protocol):
     mapped."""
     writable_mapping: Mapping | None
     """The windows with write access; None until `open_writable` has succeeded."""
+    unsent: bytes | None
+    """The frames that this end had written when it saw, after it had done other things for long, that the peer had hung
+    up: none of them was sent. None where the connection has not ended so."""
     lies_unread: bool
     """Whether received frames lie unread while the loop of this process does other things. Then the peer may have ended
     meanwhile, for all that its last frames say."""

@@ -340,6 +340,11 @@ class StreamConnection(BaseConnection):
         self._lost = True
         if self._reader is not None:
             self._reader.close()
+        if self._native:
+            wire = getattr(self._receiver, "wire", None)
+            if wire is not None:
+                wire.look()
+            self.unsent = self._out.unsent()
         self._out.close(f"the connection to {self.name} is closed")
         self._loop.remove_reader(self._fd)
         self._loop.remove_reader(self._hangup.fileno())
