@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import selectors
+import signal
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -381,8 +384,61 @@ class Dying:
     def ping(self) -> None: ...
 
     @zc.method
+    def pid(self) -> int:
+        return os.getpid()
+
+    @zc.method
     async def die(self) -> None:
         os._exit(3)
+
+
+def end_unread(remote: RemoteActor, pid: int) -> None:
+    """End an actor's process, and let the loop have read nothing of its connection for long."""
+    with selectors.DefaultSelector() as selector:
+        ended = os.pidfd_open(pid)
+        selector.register(ended, selectors.EVENT_READ)
+        os.kill(pid, signal.SIGKILL)
+        assert selector.select(60.0)
+        os.close(ended)
+    session: Any = remote.session
+    session.wire.heard = 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in frames", "without credit"])
+async def test_calls_that_a_busy_loop_has_not_sent_go_where_the_actor_lives_by_then(how: str) -> None:
+    """Later calls of a turn are sent at its end, when the peer has ended."""
+    handle: Any = await Dying.spawn()
+    pid = await handle.pid()
+    remote: RemoteActor = handle._remote
+    assert remote.session is not None
+    if how == "without credit":
+        while remote.session.credits.take():
+            pass
+    first, *later = [handle.pid() for _ in range(5)]
+    end_unread(remote, pid)
+    if how == "without credit":
+        later.append(first)
+    else:  # it was sent at once
+        await asyncio.wait([asyncio.ensure_future(first)])
+    assert pid not in await asyncio.gather(*later)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thread", ["loop", "another"])
+async def test_calls_made_after_the_loop_was_busy_go_where_the_actor_lives_by_then(thread: str) -> None:
+    """Nothing that the actor's process had to say was read, nor its end."""
+    handle: Any = await Dying.spawn()
+    pid = await handle.pid()
+    end_unread(handle._remote, pid)
+    refs: list[Any] = []
+    if thread == "loop":
+        refs.append(handle.pid())
+    else:
+        caller = threading.Thread(target=lambda: refs.append(handle.pid()))
+        caller.start()
+        caller.join()
+    assert await refs[0] != pid
 
 
 @pytest.mark.slow

@@ -66,6 +66,29 @@ zc.run(main())
 """
 
 
+CALLS = 3
+BUSY = f"""
+import subprocess
+import sys
+
+from tests.control.movers import Tally
+
+async def main():
+    async with zc.init(ADDRESS):
+        actors = [await Tally.options(node="spread", max_restarts=-1).spawn() for _ in range(4)]
+        places = await asyncio.gather(*(actor.node() for actor in actors))
+        actor, other = [actor for actor, place in zip(actors, places) if place == NODE]
+        flying = [actor.add(number) for number in range({CALLS})]
+        done = subprocess.run([sys.executable, "-m", "zcactor", "drain", NODE, "--restart"])
+        calls = [actor.add("first"), other.add("second")]
+        tell(status=done.returncode)
+        tell(answers=await asyncio.gather(*flying, *calls))
+        tell(moved=NODE not in await asyncio.gather(actor.node(), other.node()))
+
+zc.run(main())
+"""
+
+
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     with Hosts() as found:
@@ -109,6 +132,19 @@ def test_no_call_fails_while_a_node_is_drained_and_starts_again(hosts: Hosts) ->
     until(lambda: not hosts.processes(), "all processes to end")
     head.process.wait()
     hosts.assert_clean("a", "b")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_call_fails_of_a_program_that_computes_on_its_loop_while_a_node_is_drained(hosts: Hosts) -> None:
+    head = hosts.start("a", state=KeptState(hosts.directory / "log"))
+    member = hosts.start("b", head)
+    settings = f"NODE = {member.record.node!r}\n"
+    with hosts.program(settings + BUSY, head.record.address) as program:
+        assert program.told("status", patience=120.0) == 0
+        assert program.told("answers", patience=60.0) == [*range(CALLS), "first", "second"]
+        assert program.told("moved")
+        assert program.status() == 0
 
 
 def test_the_end_of_a_drain() -> None:

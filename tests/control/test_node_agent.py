@@ -26,6 +26,7 @@ from zcactor.objects.locations import LostPart
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX, RELAYED
+from zcactor.peers.losses import silence_before
 from zcactor.process import absence
 from zcactor.process.epochs import Deposed
 from zcactor.rpc.parts import Part
@@ -395,11 +396,11 @@ async def test_a_node_that_its_head_does_not_take_back_ends(monkeypatch: pytest.
 async def test_patience_begins_with_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that no packet comes through ends after five seconds, in which the head may have lost the node."""
     bench = Away(monkeypatch)
-    bench.patience = node_agent._NOTICE
-    await bench.member.join({"host": "n"}, {"CPU": 1.0})
     session = FakeSession(HEAD)
     session.closed = ConnectionLost("silent")
     session.closed.__cause__ = TimeoutError(110, "timed out")
+    bench.patience = silence_before(session.closed)
+    await bench.member.join({"host": "n"}, {"CPU": 1.0})
     bench.member.session_lost(session)  # type: ignore[arg-type]
     async with asyncio.timeout(20):
         await bench.member.finished

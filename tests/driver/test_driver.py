@@ -19,9 +19,10 @@ import pytest
 
 import zcactor as zc
 from tests.driver.programs import Program
-from zcactor.config import FurtherSettings
+from zcactor.config import Config, FurtherSettings
 from zcactor.driver import driver
 from zcactor.process import context
+from zcactor.process.absence import HeadGone
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -245,6 +246,24 @@ async def test_twice(node: zc.Runtime) -> None:
 
 
 @pytest.mark.slow
+async def test_all_searches_for_a_head_to_join_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[float] = []
+
+    async def join(config: Config, *_: object, patience: float, **__: object) -> Any:
+        left.append(patience)
+        clock = asyncio.get_running_loop().time
+        now = clock()
+        while clock() == now:  # of uvloop it moves by milliseconds
+            await asyncio.sleep(0)
+        raise HeadGone("it was killed") if len(left) < 3 else ValueError("enough")
+
+    monkeypatch.setattr(driver, "_join_once", join)
+    monkeypatch.setattr(driver, "_AGAIN", 0.0)
+    with pytest.raises(ValueError, match="enough"):
+        await zc.init("10.0.0.1:1", head_timeout=20.0)
+    assert 20.0 >= left[0] > left[1] > left[2]
+
+
 async def test_two_at_the_same_time() -> None:
     async with asyncio.timeout(PATIENCE):
         outcomes = await asyncio.gather(zc.init(), zc.init(), return_exceptions=True)

@@ -49,7 +49,7 @@ class Scene:
         return SimpleNamespace(release=self.released.append), answer
 
     def lose(self, peer: bytes = HEAD) -> None:
-        session: Any = SimpleNamespace(peer_process=peer)
+        session: Any = SimpleNamespace(peer_process=peer, closed=None)
         self.search.session_lost(session)
 
 

@@ -352,6 +352,36 @@ async def test_what_a_deposed_head_refuses_is_asked_of_the_next(monkeypatch: pyt
             await HeadLink.ask_agent(link, "reserve")
 
 
+async def test_all_waits_of_a_request_in_a_row_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that does not stay, again and again, does not make a request wait again."""
+    link = Link(None)
+    link._timeout = PATIENCE
+    link.absence._timeout = PATIENCE
+    link.absence.joined(6.0, "log")
+    ends: list[float] = []
+
+    async def end(until: float) -> None:
+        ends.append(until)
+        if len(ends) == 3:
+            raise zc.HeadUnavailable("log", PATIENCE, "head")
+
+    async def connect(_: bytes) -> Any:
+        raise zc.ConnectionLost("it is gone again")
+
+    async def on_loop(make: Any) -> None:
+        await make()
+
+    monkeypatch.setattr(link.absence, "end", end)
+    link._connections = SimpleNamespace(connect=connect)  # type: ignore[assignment]
+    link._tasks.on_loop = on_loop  # type: ignore[method-assign, assignment]
+    link.absence.begin()
+    for ask in (lambda: HeadLink.ask_agent(link, "reserve"), lambda: link.hold_actor(51)):
+        ends.clear()
+        with pytest.raises(zc.HeadUnavailable):
+            await ask()
+        assert len(ends) == 3 and len(set(ends)) == 1
+
+
 async def test_a_report_of_an_earlier_term_is_not_asked_again() -> None:
     """The head that refuses it leads: its node reports anew, by the present term."""
     link = Link(None)

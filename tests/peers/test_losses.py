@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zcactor.errors import ConnectionLost
-from zcactor.peers.losses import ended_there, is_refused
+from zcactor.peers.losses import ended_there, is_refused, silence_before
 
 
 def lost(*causes: BaseException) -> ConnectionLost:
@@ -28,6 +28,7 @@ def lost(*causes: BaseException) -> ConnectionLost:
 )  # fmt: skip
 def test_whether_a_process_has_ended(error: Exception | None, ended: bool) -> None:
     assert ended_there(error) == ended
+    assert (silence_before(error) > 0) == (not ended)
 
 
 @pytest.mark.parametrize(

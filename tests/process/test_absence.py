@@ -75,6 +75,20 @@ async def test_a_request_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.since >= 0.0
 
 
+async def test_a_call_waits_for_a_head_from_its_last_sign_of_life_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    absence = Head(monkeypatch, timeout=100.0).absence
+    now = asyncio.get_running_loop().time()
+    absence.begin(silence=5.0)
+    assert absence.deadline() >= now + 100.0
+    assert now + 1.0 <= absence.deadline(for_call=True) < now + 2.0
+    with pytest.raises(HeadUnavailable) as caught:
+        await absence.end(now)
+    assert caught.value.since >= 5.0
+    in_haste = Head(monkeypatch, timeout=0.0).absence
+    in_haste.begin()
+    assert in_haste.deadline(for_call=True) <= in_haste.deadline()
+
+
 @pytest.mark.parametrize("answer", [False, AuthenticationError("another token")])
 async def test_a_head_that_refuses(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     head = Head(monkeypatch)

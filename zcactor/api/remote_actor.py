@@ -47,6 +47,8 @@ _CONNECT_ATTEMPTS = 5
 REACH = 6.0
 """Seconds for all attempts at one place: as long as an attempt that nobody answers takes, and a little more. An attempt
 that makes progress may take longer."""
+_LAST_TRY = 1.0
+"""Seconds for the last attempt at the place of before, where no head has said in time whether the actor is there."""
 _FIRST_PAUSE = 0.1
 """Seconds between the first two attempts, doubled for each further one."""
 _SIGN_OF_LIFE = 4.5
@@ -94,6 +96,8 @@ class RemoteActor:
         self._opening = False
         self._left = False
         """Whether the actor is known to have left `location`."""
+        self._unlocated = False
+        """Whether a head was waited for in vain since the connection was lost: the calls have little time left."""
         self.connected = asyncio.Event()
         """Cleared while calls wait for a connection."""
         self.connected.set()
@@ -128,6 +132,9 @@ class RemoteActor:
             call.fail(ActorDied(self.label, self.death, False))
             return call
         # Where the connection may change before the call is sent, the payload must fit every connection.
+        route = self.route
+        if route is not None and route[0].is_behind():
+            self._catch_up(*route)
         route = None if retries else self.route
         eager_limit = 0 if route is None else route[0].connection.eager_limit
         moved: list[Any] = []
@@ -268,7 +275,8 @@ class RemoteActor:
             attempt += 1
             place = self.location  # news may change it while this waits
             try:
-                async with asyncio.timeout_at(None if attempt == 1 else begun + REACH):
+                first = loop.time() + _LAST_TRY if self._unlocated else None
+                async with asyncio.timeout_at(first if attempt == 1 else begun + REACH):
                     session = await self.process.connections.connect(place[0])
             except TimeoutError:
                 break
@@ -330,10 +338,34 @@ class RemoteActor:
                         call.fail(bare(error, None))
                 self._unsent.popleft()
             self.route = (session, index)
-            self._opening = False
+            self._opening = self._unlocated = False
             self.connected.set()
             self.process.sessions.watch(session, self)
             return True
+
+    def _catch_up(self, session: Session, index: int) -> None:
+        """Hold calls back until the loop has read what has come by `session`."""
+        with self._lock:
+            if self.route is None or self.route[0] is not session:
+                return
+            self.route = None
+            self._opening = True
+            self.connected.clear()
+        self.process.tasks.start(self._read_first(session, index))
+
+    async def _read_first(self, session: Session, index: int) -> None:
+        for _ in range(session.connection.turns_behind()):
+            await asyncio.sleep(0)
+        session.caught_up()
+        if self.death is not None:
+            return
+        peer = session.peer_process
+        in_use = session.closed is None and self.process.sessions.used.get(peer) is session
+        if in_use and (self._returned or self.location[0] != peer):
+            self._left = True
+            await self._leave_for_next(session)
+        elif not (in_use and self._drain(session, index)):
+            await self._open()
 
     async def change(self, old: Session, new: Session) -> None:
         """Use `new` instead of its twin `old`, once the peer has received everything that was sent by `old`."""
@@ -364,7 +396,7 @@ class RemoteActor:
         with self._lock:
             unsent, self._unsent = [*(unsent for *_, unsent in self._returned), *self._unsent], deque()
             self._returned = []
-            self._opening = False
+            self._opening = self._unlocated = False
             self.connected.set()
         for call, *_ in unsent:
             call.fail(error(call.sent_before))
@@ -486,6 +518,7 @@ class RemoteActor:
             state, location, why = await self.process.head.locate(self.actor_id, calls_wait=True)
         except HeadUnavailable as away:
             state, location, why = "restarting", None, f"{cause}; {away}"
+            self._unlocated = True
         if state == "dead":
             self.die(why or cause)
             for call in calls:
@@ -500,6 +533,8 @@ class RemoteActor:
             error = ActorUnavailable(self.label, reason, maybe)
             if call.resend is None or not call.resend(call, error):
                 call.fail(error)
+        if not self._opening:  # nobody makes that attempt
+            self._unlocated = False
 
 
 def _give_back(moved: list[Any], closed: list[Any]) -> None:

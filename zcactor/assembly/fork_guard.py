@@ -86,6 +86,10 @@ class _Refusal:
     def __init__(self, error: ForkedProcess) -> None:
         self._error = error
 
+    def is_behind(self) -> bool:
+        """See `zcactor.rpc.session.Session`: calls are refused at once."""
+        return False
+
     def send_call(self, *_: object) -> NoReturn:
         raise self._error
 

@@ -165,7 +165,8 @@ def start_node(
     token, source = token_for(config, head) if token is None else (token, "the caller")
     tls = tls_of(config)
     if head is not None:
-        look = found_again(lambda: asyncio.run(find_head(head, token, tls, config.head_timeout)))
+        until = time.monotonic() + config.head_timeout
+        look = found_again(lambda: asyncio.run(find_head(head, token, tls, until - time.monotonic())))
 
         def join() -> StartedNode:
             identity = look()
@@ -205,7 +206,7 @@ def _with_etcd(
         return started
     if started.record.role == "standby":
         try:
-            cluster = starting.led(cluster)
+            cluster = starting.led(cluster, starting.patience)
         except BaseException:
             started.control.close()
             _kill(started.process)
@@ -219,9 +220,10 @@ def _with_member(
     """Start a node beside a head. Where that fails the head ends, in order where `gently` says so: a head that ends in
     order takes along what it has taken over."""
     known = [cluster]
+    until = time.monotonic() + starting.patience
 
     def join() -> StartedNode:
-        there = known.pop() if known else starting.led(cluster)
+        there = known.pop() if known else starting.led(cluster, until - time.monotonic())
         return starting.member(ids.new_process(), there, 0, stays=True, logs=stays)
 
     try:
@@ -282,9 +284,9 @@ class _Starting:
         """Seconds for which a head is looked for."""
         return self._config.head_timeout
 
-    def led(self, cluster: _Cluster) -> _Cluster:
-        """The cluster, with the head that leads it at present."""
-        found = asyncio.run(find_head(cluster.head, self._token, tls_of(self._config), self.patience))
+    def led(self, cluster: _Cluster, patience: float) -> _Cluster:
+        """The cluster, with the head that leads it at present, which is looked for for `patience` seconds."""
+        found = asyncio.run(find_head(cluster.head, self._token, tls_of(self._config), patience))
         return _Cluster(cluster.id, found.address, found.address.partition("@")[2], cluster.head)
 
     def head(

@@ -42,7 +42,7 @@ _AGAIN = 1.0
 """Seconds until a move that came to nothing is tried again."""
 _LAST_WORD = 5.0
 """Seconds that the closed actors' processes get for callers that still read results there, and moves that have begun
-get when the time is over."""
+get when the time is over. More than a busy loop may be behind with the news (`zcactor.rpc.session`)."""
 
 
 class Members(Protocol):

@@ -25,7 +25,7 @@ from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.objects.locations import LostPart
 from zcactor.peers.head_link import AGENT_INDEX, RELAYED
-from zcactor.peers.losses import ended_there
+from zcactor.peers.losses import silence_before
 from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
 from zcactor.workers.output import Printers
@@ -45,9 +45,6 @@ __all__ = ["NodeAgent", "member_interface"]
 logger = logging.getLogger("zcactor")
 _FOR_SPAWNERS = ("reserve", "waits")
 """Methods of the head to which the agent adds the worker for which it asks."""
-_NOTICE = 5.0
-"""Seconds of silence after which a connection ends that no packet comes through; see `zcactor.transport.tcp.liveness`.
-The head's fence begins with the silence, and so does this node's patience."""
 _LOOK, _LEAST = 1.0, 0.001
 """Seconds between two looks at whether a head has said that this node may go on: at most, and at least. A rest that is
 shorter than the clock's resolution would not end by a sleep of that length."""
@@ -342,16 +339,15 @@ class NodeAgent:
 
     def _head_lost(self, session: Session) -> None:
         patience = self._process.head.absence.patience
-        silent = not ended_there(session.closed) and not self._process.head.moving
-        if silent:  # the head may have lost this node as long ago
-            patience = max(patience - _NOTICE, 0.0)
+        silence = 0.0 if self._process.head.moving else silence_before(session.closed)
+        patience = max(patience - silence, 0.0)  # the head's fence begins with the silence
         if self._ending is not None or not patience:
             if self._ending is None:
                 logger.warning("the cluster's head is lost (%s); this node ends", session.closed)
             self._process.tasks.start(self.end_itself(0.0))
         elif self._seeking is None or self._seeking.done():
             logger.warning("the cluster's head is lost (%s); looking for it for %g s", session.closed, patience)
-            self._process.head.absence.begin()
+            self._process.head.absence.begin(silence)
             self._seeking = self._process.tasks.begin(self._seek(patience))
 
     def _heard(self, epoch: int, asked: float, age: float | None) -> None:

@@ -305,7 +305,7 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
     found = False
     while True:
         try:
-            return await _join_once(config, argument, own_host=own_host)
+            return await _join_once(config, argument, own_host=own_host, patience=until - loop.time())
         except (Deposed, HeadGone) as error:
             found = True
             if loop.time() + _AGAIN > until:
@@ -316,7 +316,7 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
         await asyncio.sleep(_AGAIN)
 
 
-async def _join_once(config: Config, argument: str | None, *, own_host: bool) -> Runtime:
+async def _join_once(config: Config, argument: str | None, *, own_host: bool, patience: float) -> Runtime:
     address = config.address
     assert address is not None
     found = find_token(argument, os.environ)
@@ -327,7 +327,7 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool) ->
         )
     token, _ = found
     tls = tls_of(config)
-    head = await find_head(address, token, tls, config.head_timeout)
+    head = await find_head(address, token, tls, patience)
     if not own_host:
         config = replace(config, host=head.ours)
     check_reachable(config, head)

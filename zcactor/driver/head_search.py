@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zcactor.peers.losses import silence_before
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -34,7 +36,7 @@ class HeadSearch:
         lost = session.peer_process == sessions.head and sessions.used.get(sessions.head) is None
         patient = process.head.absence.patience > 0
         if lost and patient and not tasks.closing and (self._seeking is None or self._seeking.done()):
-            process.head.absence.begin()
+            process.head.absence.begin(silence_before(session.closed))
             self._seeking = tasks.begin(self._seek())
 
     async def _seek(self) -> None:

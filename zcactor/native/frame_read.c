@@ -458,6 +458,8 @@ static int take_forwards(Wire *self, const unsigned char *data, Py_ssize_t total
 /* A batch: answers to it on the loop's thread are sent together at its end. */
 int wire_batch(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total) {
     self->feeding = 1;
+    wire_look(self);
+    self->heard = wire_now();
     Py_ssize_t last = -1;
     int failed = (self->shelved.list && shelf_take_down(self) < 0) || take_forwards(self, data, total, &last) < 0 ||
                  wire_take(self, view, data, total, last) < 0;

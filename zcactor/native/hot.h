@@ -168,6 +168,7 @@ typedef struct {
     PyObject *record;            /* the last one without its header, until it is sent */
     Py_ssize_t sent;             /* bytes of the record with its header */
     int sealing;                 /* a thread is sending, and also sends bytes that others write meanwhile */
+    int ended;                   /* the peer had hung up before the whole frames that are here could be sent: they stay */
     PyObject *module;
     State *state; /* of the module */
 } SendBuffer;
@@ -175,7 +176,9 @@ typedef struct {
 char *buffer_room(SendBuffer *self, Py_ssize_t n);
 int buffer_send(SendBuffer *self);
 /* 1 when there is nothing to send, or when sending continues by itself. */
-static inline int buffer_idle(SendBuffer *self) { return self->blocked || (self->head == self->tail && !self->record); }
+static inline int buffer_idle(SendBuffer *self) {
+    return self->blocked || self->ended || (self->head == self->tail && !self->record);
+}
 
 /* ---- msgpack_plain.c */
 
@@ -252,6 +255,8 @@ typedef struct {
     Py_ssize_t nreleased, released_room;
     unsigned long thread;   /* the loop's */
     int feeding, unflushed; /* a batch is being processed; answers to it that were not sent yet */
+    long long heard;  /* ms of the monotonic clock at which the last batch came, or the loop had looked for one */
+    int behind_after; /* ms after `heard` from which Python has to send calls; 0: never */
     char flush_scheduled;
     unsigned char patience; /* calls that are flushed with what follows them, as results of such were passed on */
     Arrived shelved; /* list NULL: none */
@@ -266,6 +271,8 @@ typedef struct { /* a block that an array was shared as, owned, and the bytes of
 } Shared;
 
 int wire_is_whole(const Wire *self);
+long long wire_now(void);
+void wire_look(Wire *self);
 int wire_flush(Wire *self);
 int wire_schedule_flush(Wire *self);
 int wire_note_release(Wire *self, uint64_t id);

@@ -224,7 +224,7 @@ static PyObject *buffer_flush(SendBuffer *self, PyObject *Py_UNUSED(ignored)) {
     return left < 0 ? NULL : PyBool_FromLong(left);
 }
 static PyObject *buffer_resume(SendBuffer *self, PyObject *Py_UNUSED(ignored)) {
-    int left = self->closed ? 0 : buffer_send(self);
+    int left = self->closed || self->ended ? 0 : buffer_send(self);
     return left < 0 ? NULL : PyBool_FromLong(!left);
 }
 static PyObject *buffer_refuse(SendBuffer *self, PyObject *why) {
@@ -244,6 +244,11 @@ static PyObject *buffer_close(SendBuffer *self, PyObject *why) {
     buffer_leave_slot(self);
     Py_CLEAR(self->slots); /* which refers to this buffer */
     Py_RETURN_NONE;
+}
+/* The frames that were written and not sent, where the peer had hung up; None where some of them may have been sent. */
+static PyObject *buffer_unsent(SendBuffer *self, PyObject *Py_UNUSED(ignored)) {
+    if (!self->ended || self->closed) Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize(self->data + self->head, self->tail - self->head);
 }
 /* swap(view, tail): write to another slot from now on, from `tail`. Returns the end of the frames in the former
  * slot. */
@@ -280,6 +285,8 @@ static PyMethodDef buffer_methods[] = {
     {"resume", (PyCFunction)buffer_resume, METH_NOARGS, "Go on sending; True when nothing is left."},
     {"refuse", (PyCFunction)buffer_refuse, METH_O, "Accept nothing more, and say why."},
     {"close", (PyCFunction)buffer_close, METH_O, "Accept nothing more and drop what was not sent."},
+    {"unsent", (PyCFunction)buffer_unsent, METH_NOARGS,
+     "The frames that stay, where the peer had hung up before they could be sent; otherwise None."},
     {"swap", (PyCFunction)(void (*)(void))buffer_swap, METH_FASTCALL,
      "Write to another slot; where the frames in this one end."},
     {NULL, NULL, 0, NULL}};

@@ -1,5 +1,7 @@
 /* Wire: the plain frames of one session. It sends its calls, answers and releases of leases. */
 #include "hot.h"
+#include <poll.h>
+#include <time.h>
 
 static const char *const given_names[NGIVEN] = {
     "leases",      "pending",     "open",           "backlog",        "hosts",      "session",  "make_lease",
@@ -84,10 +86,32 @@ int wire_is_whole(const Wire *self) {
     return 0;
 }
 
+/* The time by which wires note when they heard of their peers. A few ms late, and free of a system call. */
+long long wire_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+/* Where the loop did other things for long, look whether the peer has hung up meanwhile. It has not read then what
+ * would be sent, and the system may take that all the same. */
+void wire_look(Wire *self) {
+    SendBuffer *out = self->out;
+    if (!self->behind_after || wire_now() - self->heard <= self->behind_after) return;
+    if (!out || out->on_slots || out->closed || out->blocked || out->record || out->sealing || out->head) return;
+    struct pollfd found = {.fd = out->fd, .events = POLLRDHUP};
+    if (poll(&found, 1, 0) > 0) out->ended = 1;
+}
+static PyObject *wire_look_now(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    wire_look(self);
+    Py_RETURN_NONE;
+}
+
 /* Send all written frames. Python handles errors of the socket. */
 int wire_flush(Wire *self) {
     SendBuffer *out = self->out;
     if (buffer_idle(out)) return 0;
+    wire_look(self);
+    if (out->ended) return 0;
     int left = buffer_send(out);
     if (left == 0) return 0;
     PyObject *done;
@@ -175,6 +199,7 @@ static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
         PyErr_SetString(PyExc_TypeError, "call(call, actor, code, args)");
         return NULL;
     }
+    if (self->behind_after && wire_now() - self->heard > self->behind_after) Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[3]); i++)
         if ((PyObject *)Py_TYPE(PyTuple_GET_ITEM(args[3], i)) == self->given[REF_TYPE]) Py_RETURN_NONE;
     Frame frame;
@@ -353,6 +378,8 @@ static PyMemberDef wire_members[] = {
     {"flush_scheduled", T_BOOL, offsetof(Wire, flush_scheduled), 0,
      "schedule_flush was called; whoever flushes resets it."},
     {"patience", T_UBYTE, offsetof(Wire, patience), 0, "Calls to come that are flushed with what follows them."},
+    {"heard", T_LONGLONG, offsetof(Wire, heard), 0, "Ms of the monotonic clock: the last batch came, or none was there."},
+    {"behind_after", T_INT, offsetof(Wire, behind_after), 0, "Ms after `heard` until Python sends calls; 0: never."},
     {"sent", T_ULONGLONG, offsetof(Wire, next_id), READONLY, "The id of the last call that was sent."},
     {NULL, 0, 0, 0, NULL}};
 static PyMethodDef wire_methods[] = {
@@ -375,6 +402,7 @@ static PyMethodDef wire_methods[] = {
      "answer(id, value): respond to a call that is not open."},
     {"frame", (PyCFunction)(void (*)(void))wire_frame, METH_FASTCALL,
      "frame(kind, flags, code, actor, id, extra, payload): whether it was written."},
+    {"look", (PyCFunction)wire_look_now, METH_NOARGS, "Before Python flushes: see whether the peer has hung up."},
     {"next_id", (PyCFunction)wire_next_id, METH_NOARGS, "An id for a call that goes the other way."},
     {"feed", (PyCFunction)wire_feed, METH_O, "feed(data): take in whole frames."},
     {"take_down", (PyCFunction)wire_take_down, METH_NOARGS, "Give the shelved call to its actor, without the outcome."},

@@ -7,6 +7,7 @@ worker.
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +47,8 @@ RELAYED: Final = {
 """The requests that a worker may make through its node's agent, with the index of the head's actor for each."""
 _REPEATABLE: Final = ("constructed", "kill", "reserve", "stop")
 """The requests that change something, and that may be repeated: the head gives the first answer again."""
+_FOR_CALLS: Final = ("find", "locate", "silence")
+"""The requests by which calls find their actor, or the reason why they do not."""
 _ENDING: Final = ("kill", "stop")
 """The requests that are done where there is no such actor."""
 _ANSWER: Final = 1.0
@@ -136,10 +139,16 @@ class HeadLink:
     ) -> Any:
         if self.is_relayed:
             return await self._ask_node("relay", method, args)
-        repeated = False
+        repeated, for_call = False, method in _FOR_CALLS
+        until: float | None = None  # for all waits in a row; the next one is new where a head has had the request long
+        clock = self._tasks.loop.time
         while True:
+            if until is None and self.absence.going_on:
+                until = self.absence.deadline(for_call=for_call)
+            asked = math.inf
             try:
-                session = await self._session()
+                session = await self._session(until)
+                asked = clock()
                 return await self._requests.ask_of(session, index, interface(), method, args)
             except ConnectionLost:  # an answer of the head's own, where it is there
                 if not self.absence.going_on:
@@ -152,35 +161,41 @@ class HeadLink:
             except Deposed:  # the head decides no more, and has not done it; or it takes no report of an earlier term
                 if index == MEMBERSHIP_INDEX or not self.absence.patience:
                     raise
-                await self._leave(session)
+                until = self.absence.deadline(for_call=for_call) if until is None else until
+                await self._leave(session, until)
             except NoSuchActor:
                 if method in _ENDING and (repeated or self.absence.patience):
                     return None  # it is dead: the head of before has ended it, and the one of now never knew it
                 raise
             repeated = True
+            if clock() - asked > self._timeout:
+                until = None
 
-    async def _leave(self, session: Session) -> None:
+    async def _leave(self, session: Session, until: float) -> None:
         """Wait until this process has left a head that decides no more: it looks for the next one, or that head ends.
 
         Raises:
-            HeadUnavailable: it has not in time.
+            HeadUnavailable: it has not until that time of the process's loop.
         """
-        clock = asyncio.get_running_loop().time
+        clock = self._tasks.loop.time
         begun = clock()
         while self._sessions.used.get(self._sessions.head) is session and not self.absence.going_on:
-            if (seconds := clock() - begun) > self._timeout:
-                raise HeadUnavailable(self.absence.log, seconds, "head")
+            if clock() > until:
+                raise HeadUnavailable(self.absence.log, clock() - begun, "head")
             await asyncio.sleep(_LOOK)
 
-    async def _session(self) -> Session:
+    async def _session(self, until: float | None = None) -> Session:
         """The connection to the head, once the head is there.
+
+        Args:
+            until: see `zcactor.process.absence.Absence.end`.
 
         Raises:
             ConnectionLost: the head has ended, and does not come back.
             HeadUnavailable: it was not back in time.
         """
         if self.absence.going_on:
-            await self._tasks.on_loop(self.absence.end)
+            await self._tasks.on_loop(partial(self.absence.end, until))
         return await self._connections.connect(self._sessions.head)
 
     async def rejoin(self, known: int, method: str, *args: Any) -> tuple[Session, Any]:
@@ -280,9 +295,12 @@ class HeadLink:
         return partial(session.release, leased) if leased else None
 
     async def _lease(self, object_id: int) -> tuple[Session, Any]:
+        until: float | None = None
         while True:
+            if until is None and self.absence.going_on:
+                until = self.absence.deadline()
             try:
-                session = await self._session()
+                session = await self._session(until)
                 return session, await self._requests.ask(session, "lease", object_id)
             except ConnectionLost:
                 if not self.absence.going_on:

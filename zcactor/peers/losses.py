@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["ended_there", "is_refused"]
+from typing import Final
+
+__all__ = ["ended_there", "is_refused", "silence_before"]
+
+_NOTICE: Final = 5.0
+"""Seconds of a host's silence until a connection to it ends; see `zcactor.transport.tcp.liveness`."""
 
 
 def is_refused(error: BaseException | None) -> bool:
@@ -18,3 +23,8 @@ def ended_there(error: Exception | None) -> bool:
     """Whether a connection ended because the process at its other end did, and not because no packet came through."""
     system = error.__cause__ if error is not None else None
     return not isinstance(system, OSError) or isinstance(system, ConnectionResetError | BrokenPipeError)
+
+
+def silence_before(error: Exception | None) -> float:
+    """The seconds for which nothing had come from the other end when a connection ended by `error`."""
+    return 0.0 if ended_there(error) else _NOTICE

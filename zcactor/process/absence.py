@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["Absence", "HeadGone"]
 
 logger = logging.getLogger("zcactor")
+_FOR_CALLS: Final = 6.0
+"""Seconds from a head's last sign of life for which calls wait for it, which have to find their actor. The rest of the
+eight seconds in which calls to a lost host end is for noticing the loss, and for a last look at the actor's host."""
 _FIRST_PAUSE: Final = 0.1
 _LAST_PAUSE: Final = 1.0
 """Seconds between two attempts to reach the head, at first and after a long time."""
@@ -42,6 +45,7 @@ class Absence:
         self.patience = 0.0
         self.log = ""
         self._since: float | None = None
+        """The time of the last sign of life of a head that is away."""
         self._over = asyncio.Event()
 
     @property
@@ -57,14 +61,21 @@ class Absence:
         """Note that the head ends in order: it does not come back once it is gone."""
         self.patience = 0.0
 
-    def begin(self) -> None:
-        """Note that the head is lost: requests wait from now on. Idempotent."""
+    def begin(self, silence: float = 0.0) -> None:
+        """Note that the head is lost, from which nothing had come for `silence` seconds: requests wait from now on.
+        Idempotent."""
         if self._since is None:
-            self._since = self._loop.time()
+            self._since = self._loop.time() - silence
             self._over.clear()
 
-    async def end(self) -> None:
-        """Wait until the head is there.
+    def deadline(self, *, for_call: bool = False) -> float:
+        """The time of the loop until which a request that begins to wait for the head goes on with that. A request
+        without which a call does not find its actor (`for_call`) waits no longer than the call may."""
+        until = self._loop.time() + self._timeout
+        return min(until, self._since + _FOR_CALLS) if for_call and self._since is not None else until
+
+    async def end(self, until: float | None = None) -> None:
+        """Wait until the head is there, or the loop's time is `until`, by default that of `deadline`.
 
         Raises:
             HeadUnavailable: it did not come back in time.
@@ -72,7 +83,7 @@ class Absence:
         if self._since is None:
             return
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout_at(self.deadline() if until is None else until):
                 await self._over.wait()
         except TimeoutError:
             since = self._since

@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor.errors import ConnectionLost, ProtocolError
@@ -25,11 +26,11 @@ from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
-from zcactor.rpc.codec import TEMPLATE, encode_hello_into
+from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, frame_at
 from zcactor.rpc.grants import CheckedGrants, Grants
 from zcactor.rpc.intake import Intake
 from zcactor.rpc.leasing import LockedLeases, LockedLeasesOfCopies, Releasing
-from zcactor.rpc.messages import Hello, Kind, Status
+from zcactor.rpc.messages import Flags, Hello, Kind, Status
 from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.parts import Announced
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
@@ -50,6 +51,9 @@ __all__ = ["Session"]
 
 logger = logging.getLogger("zcactor")
 _HELLO_ROOM = 4096
+_BEHIND: Final = 1.0
+"""Seconds for which the loop may have read nothing of a connection by which a call is sent. A process whose actors have
+moved stays for longer, and sends back what comes until its callers have its news (`zcactor.control.draining`)."""
 _numbers = count(1)
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
@@ -57,7 +61,7 @@ _CALL, _RESPONSE, _ITEM = int(Kind.CALL), int(Kind.RESPONSE), int(Kind.ITEM)
 _CREDIT, _GOODBYE = int(Kind.CREDIT), int(Kind.GOODBYE)
 _CANCEL, _STREAM_CREDIT, _DIAL = int(Kind.CANCEL), int(Kind.STREAM_CREDIT), int(Kind.DIAL)
 _PUSH, _FORWARD = int(Kind.PUSH), int(Kind.FORWARD)
-_OK = int(Status.OK)
+_OK, _SPILLED = int(Status.OK), int(Flags.SPILLED)
 
 hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
 
@@ -131,9 +135,12 @@ class Session(Releasing):
         self._next_id: Callable[[], int] = self._take_id
         if out is not None:
             self.wire = self._outgoing.wire = self._make_wire(out)
+            self.caught_up()
+            self.wire.behind_after = int(_BEHIND * 1000) if connection.lies_unread else 0
             self._next_id = self.wire.next_id
         self._released: deque[int] = deque()
         self._note_release: Callable[[int], None] = self._released.append if self.wire is None else self.wire.release
+        self._heard = time.monotonic()  # as `Wire.heard`, in seconds; where there is no wire
         self._flush_scheduled = False
         self._release_scheduled = False
         self._release_delayed = False
@@ -201,6 +208,24 @@ class Session(Releasing):
             self.connection.flush()
 
     # ---------------------------------------------------------------- sending
+
+    def is_behind(self) -> bool:
+        """Whether a call must not be sent before the loop has read what has come: it did other things for long, and the
+        peer may have said that its actors have moved, and have ended. For calls of other threads, which need not wait
+        for the loop otherwise, it must be known that the peer has ended."""
+        if not self.connection.lies_unread:
+            return False
+        heard = self._heard if self.wire is None else self.wire.heard / 1000
+        if time.monotonic() - heard <= _BEHIND:
+            return False
+        return threading.get_ident() == self.thread or self.connection.hung_up()
+
+    def caught_up(self) -> None:
+        """Note that the loop has read what had come."""
+        if self.wire is None:
+            self._heard = time.monotonic()
+        else:
+            self.wire.heard = int(time.monotonic() * 1000)
 
     def pin(self, holder: object) -> int:
         """Keep `holder` for the peer until it has a lease of its own. Returned ids have the top bit set, so that they
@@ -358,6 +383,7 @@ class Session(Releasing):
         wire = self.wire
         if wire is not None:
             wire.flush_scheduled = False
+            wire.look()
         if self.closed is not None:
             return
         if wire is not None:
@@ -382,6 +408,8 @@ class Session(Releasing):
         if self.wire is not None:
             self.wire.feed(data)
             return
+        if self.connection.lies_unread:
+            self.caught_up()
         take, at, total = self._intake.take, 0, len(data)
         while at < total:
             at = take(data, at, total)
@@ -431,6 +459,7 @@ class Session(Releasing):
                     if call is not None:
                         calls.append(call)
             unsent = {entry[4] for entry in self._backlog if entry[0] == _CALL}
+            again = self._not_sent({call.id: call for call in calls})
             self._backlog.clear()
             self._released.clear()
         for call in calls:
@@ -442,7 +471,32 @@ class Session(Releasing):
             each.cancelled = True
             self.hub.cancel_received(each)
         self.end_leases()
-        self.hub.session_lost(self, cause, calls)
+        self.hub.session_lost(self, cause, [call for call in calls if call not in again])
+        for call, arguments in again.items():
+            call.target.moved(call, *arguments)
+
+    def _not_sent(self, calls: dict[int, Call]) -> dict[Call, tuple[int, int, bytes, Sequence[Part]]]:
+        """The calls of actors among `calls` that had not been sent when the peer was seen to have hung up, with the
+        arguments of `zcactor.api.remote_actor.RemoteActor.moved`. A call whose arguments were granted to the peer is
+        none of them: it ends, and has not run."""
+        frames = self.connection.unsent
+        if frames is None:
+            return {}
+        found: dict[Call, tuple[int, int, bytes, Sequence[Part]]] = {}
+        at, total = 0, len(frames)
+        while at < total:
+            start, at = frame_at(frames, at, total, self.connection.max_frame)
+            kind, flags, code, _, _, call_id, _, regions, _, low, high = decode(frames, start, at)
+            call = calls.get(call_id) if kind == _CALL else None
+            if call is not None:
+                call.state = CallState.QUEUED
+                if call.target is not None and not regions and not flags & _SPILLED:
+                    found[call] = code, flags, frames[low:high], ()
+        for kind, flags, code, _, call_id, _, _, payload, parts in self._backlog:
+            call = calls.get(call_id) if kind == _CALL else None
+            if call is not None and call.target is not None:
+                found[call] = code, flags, bytes(payload), parts
+        return found
 
     def end_leases(self) -> None:
         """End the connection's part in the peer's leases. Idempotent.

@@ -101,6 +101,12 @@ class Connection(Protocol):
     mapped."""
     writable_mapping: Mapping | None
     """The windows with write access; None until `open_writable` has succeeded."""
+    unsent: bytes | None
+    """The frames that this end had written when it saw, after it had done other things for long, that the peer had hung
+    up: none of them was sent. None where the connection has not ended so."""
+    lies_unread: bool
+    """Whether received frames lie unread while the loop of this process does other things. Then the peer may have ended
+    meanwhile, for all that its last frames say."""
     reader: OsProcess | None
     """The peer's process where it maps our arena; None where it does not, and where it is this process."""
 
@@ -118,6 +124,13 @@ class Connection(Protocol):
     def heard(self) -> int | None:
         """A number that changes whenever bytes have arrived from the peer. None where the peer is on this host, as the
         system reports the ends of its processes."""
+
+    def turns_behind(self) -> int:
+        """The number of turns of the loop after which all is read that has come by now, at most."""
+
+    def hung_up(self) -> bool:
+        """Whether the peer is known to have ended the connection, although its last frames may not be read yet. Any
+        thread may ask."""
 
     native_out: Any
     """The native send buffer, which takes whole frames without `reserve`. Where it is set, the native part also reads

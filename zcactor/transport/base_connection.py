@@ -37,6 +37,11 @@ class BaseConnection(ABC):
     fetch_extents: Any = None
     """See `zcactor.transport.base.Connection`. None unless a subclass leads to a process of this host."""
 
+    unsent: bytes | None = None
+    """See `zcactor.transport.base.Connection`. None unless a subclass sees it before it has read all."""
+    lies_unread = False
+    """See `zcactor.transport.base.Connection`. False unless a subclass reads what a system or a card has received."""
+
     ask_to_dial: Callable[[], None] | None = None
     """See `zcactor.transport.base.Connection`."""
     gpu_reading: Any = None
@@ -46,6 +51,15 @@ class BaseConnection(ABC):
     def heard(self) -> int | None:
         """See `zcactor.transport.base.Connection`. None unless a subclass leads to other hosts."""
         return None
+
+    def turns_behind(self) -> int:
+        """See `zcactor.transport.base.Connection`. Two: the loop looks at its descriptors in the next turn, and calls
+        readers after what was due before."""
+        return 2
+
+    def hung_up(self) -> bool:
+        """See `zcactor.transport.base.Connection`. False unless a subclass sees it before it has read all."""
+        return False
 
     async def flow(self, region: RemoteRegion) -> Flow | None:
         """See `zcactor.transport.base.Connection`. None unless a subclass has data sockets."""

@@ -14,6 +14,7 @@ import pytest
 
 from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.peers.losses import ended_there
 from zcactor.testing.conformance.connection import ARENA_NBYTES, Recorder, put, send, turns
 from zcactor.transport.base import PeerInfo, RemoteRegion
 from zcactor.transport.tcp.connection import TcpConnection
@@ -62,6 +63,16 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 Ends = tuple[socket.socket, socket.socket]
+
+
+async def test_the_loss_of_a_silent_peer_is_no_end_of_its_process(ends: Ends) -> None:
+    connection = connection_on(ends[0])
+    receiver = Recorder()
+    connection.start(receiver)
+    assert connection._liveness is not None
+    connection._liveness._silent("broke: its host has not answered for 5.0 s")
+    lost = await receiver.wait_lost()
+    assert not ended_there(lost)
 
 
 async def test_closing_loses_nothing_although_bytes_are_unread() -> None:

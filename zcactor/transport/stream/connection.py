@@ -14,11 +14,14 @@ On a `SealedSocket` the same frames leave and arrive in sealed records (`zcactor
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import functools
 import os
 import select
 import struct
+import termios
 import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -71,6 +74,7 @@ class StreamConnection(BaseConnection):
     """
 
     export: Callable[[int, int, int], tuple[int, int]] | None = None
+    lies_unread = True
 
     def __init__(
         self, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, eager_limit: int, where: str = "",
@@ -120,6 +124,17 @@ class StreamConnection(BaseConnection):
     def seals_payloads(self) -> bool:
         """See `zcactor.transport.base.Connection`."""
         return self._sealed is not None
+
+    def turns_behind(self) -> int:
+        """See `zcactor.transport.base.Connection`. Each turn reads once."""
+        unread = array.array("i", [0])
+        if not self._lost:
+            fcntl.ioctl(self._fd, termios.FIONREAD, unread)
+        return super().turns_behind() + unread[0] // (RECEIVE_NBYTES // 2)
+
+    def hung_up(self) -> bool:
+        """See `zcactor.transport.base.Connection`."""
+        return self._lost or bool(self._hangup.poll(0))
 
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
@@ -325,6 +340,11 @@ class StreamConnection(BaseConnection):
         self._lost = True
         if self._reader is not None:
             self._reader.close()
+        if self._native:
+            wire = getattr(self._receiver, "wire", None)
+            if wire is not None:
+                wire.look()
+            self.unsent = self._out.unsent()
         self._out.close(f"the connection to {self.name} is closed")
         self._loop.remove_reader(self._fd)
         self._loop.remove_reader(self._hangup.fileno())

@@ -13,7 +13,7 @@ from zcactor.transport.mapping import NOWHERE
 from zcactor.transport.stream.connection import StreamConnection
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.tcp.data import Channel
-from zcactor.transport.tcp.liveness import Liveness, received
+from zcactor.transport.tcp.liveness import Liveness, received, timed_out
 from zcactor.transport.tcp.pull import STREAMS, DataPuller
 
 if TYPE_CHECKING:
@@ -82,7 +82,12 @@ class TcpConnection(StreamConnection):
         self._server.receiver = receiver
         self._puller.ask = self.ask_to_dial
         super()._begin(receiver)
-        self._liveness = Liveness(self._sock, self._loop, lambda how: self._lose(self._ended(how)))
+        self._liveness = Liveness(self._sock, self._loop, self._silent)
+
+    def _silent(self, how: str) -> None:
+        lost = self._ended(how)
+        lost.__cause__ = timed_out()
+        self._lose(lost)
 
     def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
         """Return `NOWHERE`, as the arena of another host cannot be mapped.

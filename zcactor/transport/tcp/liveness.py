@@ -9,6 +9,8 @@ unconfirmed (tcp_probe_timer of Linux). And it is late where a local firewall dr
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import struct
 from typing import TYPE_CHECKING, Final
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-__all__ = ["RESET_ON_CLOSE", "SILENCE", "Liveness", "received", "tune"]
+__all__ = ["RESET_ON_CLOSE", "SILENCE", "Liveness", "received", "timed_out", "tune"]
 
 KEEPALIVE: Final = (2, 1, 3)
 """Seconds of silence until the first keepalive question, seconds between questions, and the number of questions without
@@ -48,6 +50,12 @@ def received(sock: socket.socket) -> int:
     """Return the bytes that a TCP socket has received, as the system counts them (TCP_INFO, tcp(7))."""
     count: int = _RECEIVED.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size))[0]
     return count
+
+
+def timed_out() -> TimeoutError:
+    """The error of the system for a socket whose peer is silent, which is also that of a socket that `Liveness` gives
+    up: from other ends it can be told that the process there may live."""
+    return TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
 
 def tune(sock: socket.socket) -> None:

@@ -74,7 +74,7 @@ class End:
         self.taken.append(message)
         self.on_message(message)
 
-    def _ended(self, how: str) -> None:
+    def _ended(self, how: str, _: OSError | None) -> None:
         self.ends.append(how)
         self.on_end()
 
@@ -259,7 +259,7 @@ async def test_garbage_closes(room: Room) -> None:
         link.close()
 
     ours.setblocking(False)
-    link = Link(ours, room.loop, lambda message: None, failed, lambda how: pytest.fail(how))
+    link = Link(ours, room.loop, lambda message: None, failed, lambda how, _: pytest.fail(how))
     theirs.send(GARBAGE)
     await until(lambda: bool(failures))
     assert theirs.recv(1) == b""

@@ -85,6 +85,7 @@ class VerbsConnection(BaseConnection):
 
     kind = "verbs"
     maps = False
+    lies_unread = True
     mapping: Mapping | None = None
     writable_mapping: Mapping | None = None
 
@@ -326,11 +327,13 @@ class VerbsConnection(BaseConnection):
         if self._link is not None and not self._lost:
             self._link.tell(message)
 
-    def _socket_ended(self, how: str) -> None:
+    def _socket_ended(self, how: str, error: OSError | None) -> None:
         self._engine.poll_now()  # deliver messages that the peer sent before
         self._peer_ended = True
         if not self._lingering:
-            self._lose(self._ended(how), broken=True)
+            lost = self._ended(how)
+            lost.__cause__ = error
+            self._lose(lost, broken=True)
         elif self._bye.is_set() or not self._peer_left:  # otherwise the peer still receives our last message
             self._stop_lingering()
 

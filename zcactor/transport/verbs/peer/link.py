@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from zcactor.errors import ProtocolError
-from zcactor.transport.tcp.liveness import Liveness
+from zcactor.transport.tcp.liveness import Liveness, timed_out
 from zcactor.transport.verbs.peer.bootstrap import encode, split
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Link:
         loop: the loop.
         take: called with each message. It raises `ProtocolError` where the peer violates the protocol.
         failed: called once with that error. Later messages are dropped, and only the end of the socket is reported.
-        ended: called once with a description when the socket has ended.
+        ended: called once with a description when the socket has ended, and the system's error if there was one.
 
     No function is called after its end, or after `close`.
     """
@@ -39,7 +39,7 @@ class Link:
         loop: asyncio.AbstractEventLoop,
         take: Callable[[Message], None],
         failed: Callable[[ProtocolError], None],
-        ended: Callable[[str], None],
+        ended: Callable[[str, OSError | None], None],
     ) -> None:
         self._sock = sock
         self._loop = loop
@@ -51,7 +51,7 @@ class Link:
         self._refused = False  # the peer has violated the protocol
         self._over = False  # ended or closed
         self._closed = False
-        self._liveness = Liveness(sock, loop, self._end)
+        self._liveness = Liveness(sock, loop, lambda how: self._end(how, timed_out()))
         loop.add_reader(sock.fileno(), self._on_readable)
 
     def tell(self, message: Message) -> None:
@@ -66,7 +66,7 @@ class Link:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._end(f"broke: {error.strerror}")
+            self._end(f"broke: {error.strerror}", error)
             return
         del self._out[:sent]
         if self._out:
@@ -80,7 +80,7 @@ class Link:
         except BlockingIOError:
             return
         except OSError as error:
-            self._end(f"broke: {error.strerror}")
+            self._end(f"broke: {error.strerror}", error)
             return
         if not data:
             self._end("was closed by the peer")
@@ -104,11 +104,11 @@ class Link:
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError as error:
-                self._end(f"broke: {error.strerror}")
+                self._end(f"broke: {error.strerror}", error)
 
-    def _end(self, how: str) -> None:
+    def _end(self, how: str, error: OSError | None = None) -> None:
         self._stop()
-        self._ended(how)
+        self._ended(how, error)
 
     def _stop(self) -> None:
         self._over = True
