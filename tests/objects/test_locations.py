@@ -273,7 +273,9 @@ async def test_a_pull_goes_on_by_the_connection_that_replaces_its_own(error: Zca
     async with asyncio.timeout(PATIENCE), Peers() as peers:
 
         async def fetched(way: Way) -> None:
-            await peers.owner.locations.fetch(RemoteLease(b"o" * 16, 5, 0, 8, way, 0, 0), 0, 8, 0, None)
+            await peers.owner.locations.fetch(
+                RemoteLease(way, Region(RegionKind.ARRAY, b"o" * 16, 5, 0, 8, 0)), 0, 8, 0, None
+            )
 
         goes, stays = Way(error), Way()
         goes.then = stays

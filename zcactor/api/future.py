@@ -46,7 +46,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         RemoteError: the method raised; also an instance of the original exception's type when that can be pickled.
         ActorDied, ActorUnavailable: the actor's process ended before it answered.
         DeadlineExceeded: the call's timeout passed.
-        ObjectLost: the process that owned the value ended.
+        ObjectLost: the process that owned the value ended, and the value was not handed over; see `put`.
         asyncio.CancelledError: the call was cancelled (`cancel`), or the awaiting task was.
 
     Cancelling an await cancels the call when nobody else holds the reference; otherwise the call goes on and can be
@@ -150,7 +150,8 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
     @property
     def owner(self) -> str:
         """Id of the process that keeps the value, 32 hex digits."""
-        return self._call.owner.hex()
+        taken: Call | None = getattr(self._call.holder, "taken", None)
+        return (taken or self._call).owner.hex()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -393,9 +394,14 @@ def put(value: T) -> ObjectRef[T]:
 
     Arrays of at least the eager limit are shared like arguments: an array that is put whole is read-only from then on,
     and a piece of an array that is still open is copied, as is one outside the store. All who resolve the reference
-    have the bytes of this moment. The value lives as long as any process holds a reference to it: where this process is
-    an actor's and ends in order, its holders get it before. A process that is killed takes it along, and who awaits it
-    then gets `ObjectLost`.
+    have the bytes of this moment. It lives as long as this process does and any holds a reference to it.
+
+    Where this process is an actor's and ends in order (`zc.stop`, or the last handle was dropped), every process that
+    holds a reference, or is being sent one, gets the value before, and is its owner from then on. A reference that was
+    not unpacked yet counts, in a result, an item or another value. So does the result of a call of this actor: its
+    outcome is waited for, up to half of `Config.shutdown_timeout`. Awaiting a reference raises `ObjectLost` where that
+    outcome did not come in time, or the holder's store had no room for the bytes (the text says that the owner has
+    ended in order), where this process was killed, and where it was a program's, which hands over nothing at its end.
 
     Args:
         value: any value that can be passed to an actor.

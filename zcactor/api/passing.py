@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentRef", "Awaited", "BorrowedRef", "FailedArgumentError", "OwnRef", "RefHolder", "Unresolved", "has_scalar",
+    "known_here",
 ]  # fmt: skip
 
 
@@ -32,20 +33,21 @@ _DONE = CallState.DONE
 class RefHolder:
     """The promise of another process, leased by this one; see `zcactor.rpc.parts.Holder`."""
 
-    __slots__ = ("_release", "expected", "id", "owner")
+    __slots__ = ("__weakref__", "_release", "expected", "id", "owner", "taken")
 
     def __init__(self, owner: bytes, object_id: int, release: Any) -> None:
         self.owner = owner
         self.id = object_id
         self.expected: Any = None
         """The `zcactor.objects.expectations.Expectation` of an outcome that is pushed; None for one to ask for."""
+        self.taken: Call | None = None
+        """Once the owner has ended in order: the promise of this process with the outcome. See
+        `zcactor.objects.succession`."""
         self._release = release
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
         """Grant the session's peer a lease; the promise is pinned here when a third process owns it."""
-        if session.peer_process == self.owner:
-            return self.owner, self.id, 0
-        return self.owner, self.id, session.pin(self)
+        return _grant(self, session, self)
 
     def __del__(self) -> None:
         self._release(self.id)
@@ -61,12 +63,15 @@ class BorrowedRef:
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
         """See `RefHolder.grant`."""
-        holder: RefHolder | None = self.call.holder
-        if holder is None:  # its owner has ended meanwhile, and has handed it to this process
-            return OwnRef(self.call).grant(session)
-        if session.peer_process == holder.owner:
-            return holder.owner, holder.id, 0
-        return holder.owner, holder.id, session.pin(self)
+        return _grant(self.call.holder, session, self)
+
+
+def _grant(holder: RefHolder, session: Any, pinned: RefHolder | BorrowedRef) -> tuple[bytes, int, int]:
+    if holder.taken is not None:
+        return OwnRef(holder.taken).grant(session)
+    if session.peer_process == holder.owner:
+        return holder.owner, holder.id, 0
+    return holder.owner, holder.id, session.pin(pinned)
 
 
 class OwnRef:
@@ -94,6 +99,16 @@ class ArgumentRef(OwnRef):
     def announce(self, session: Any) -> int:
         """Announce the outcome to the session's peer; the result is the key, or 0."""
         return current().promises.announce(self.call, session)
+
+
+def known_here(pinned: Any) -> Call | None:
+    """The promise with the outcome of another process's promise that is pinned here; None where it is not known
+    here."""
+    if isinstance(pinned, RefHolder):
+        return pinned.taken
+    if not isinstance(pinned, BorrowedRef):
+        return None
+    return pinned.call.holder.taken or (pinned.call if pinned.call.known else None)
 
 
 def pack_ref(packing: Any, ref: ObjectRef[Any]) -> bytes:
@@ -149,7 +164,7 @@ class Awaited(RefHolder):
     for each promise, most of them with cold caches.
     """
 
-    __slots__ = ("__weakref__", "incoming", "label", "place", "promises", "values")
+    __slots__ = ("incoming", "label", "place", "promises", "values")
 
     label: str
     promises: Any

@@ -30,6 +30,7 @@ from zcactor.objects.promises import Promises
 from zcactor.objects.pushes import Pushes
 from zcactor.objects.registrar import Registrar
 from zcactor.objects.resolver import Resolver
+from zcactor.objects.succession import Succession
 from zcactor.objects.trimmer import Trimmer
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.placement import Placements
@@ -80,8 +81,7 @@ class Process:
         self, process: bytes, role: str, config: Config, loop: asyncio.AbstractEventLoop, store: Store,
         endpoint: Endpoint, place: Place | None = None, crew: Runner | None = None,
     ) -> None:  # fmt: skip
-        self.process, self.role = process, role
-        self.config, self.namespace = config, config.namespace
+        self.process, self.role, self.config, self.namespace = process, role, config, config.namespace
         self.loop, self.thread = loop, threading.get_ident()
         self.store, self.endpoint = store, endpoint
         self.place, self.crew = place or Place.here(), crew
@@ -94,13 +94,12 @@ class Process:
         )
         self.broken = BrokenParts(loop)
         store.open_devices = device_opener(config, loop, self.broken.note)
-        self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
+        self.trimmer, self.origins = Trimmer(store.heap, loop, config.store_keep_nbytes), BroadcastDirectory()
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
         self.registrar: Registrar | None = None
         """The registration of memory with the network card ahead of need, once a peer is reached by RDMA."""
         self.tasks, self.threads = Tasks(loop), Threads("shared actors")
-        self.unseen = Unseen(loop, failure_of)
-        self.hosts = Hosts(self)
+        self.unseen, self.hosts = Unseen(loop, failure_of), Hosts(self)
         hello = Hello(PROTOCOL_VERSION, process, self.place.pid, self.place.host, sys.version.split()[0], role)
         self.hub = ProcessHub(hello, store, self.counters, self.marshaller, self.hosts, self.checker)
         self.sessions = Sessions(process, head=process if role == "agent" else b"")
@@ -124,10 +123,11 @@ class Process:
             self.tasks, self.sessions, self.connections, self.requests, self.head, store, self.promises.exports,
             self.locations, self.pushes.expectations, self.copies,
         )  # fmt: skip
+        self.succession = Succession(
+            self.place.pid, self.tasks, self.sessions, self.requests, self.promises, self.resolver, self.locations
+        )
         self.adoptions = Adoptions(self.tasks, self.connections, self.requests, store, self.copies, self.locations)
-        self.origins = BroadcastDirectory()
-        self.groups = GroupEntrance(self, self.hosts)
-        self.graphs = GraphEntrance(self, self.hosts)
+        self.groups, self.graphs = GroupEntrance(self, self.hosts), GraphEntrance(self, self.hosts)
         self.vigil: Vigil | None = None  # notices silent peers on other hosts; agents notice each other
         self.parting: Parting | None = None  # closes idle connections; an agent keeps its own
         self.hub.use(self.resolver, self.promises, self.pushes, self.connections, self.adoptions, self.twins)
@@ -143,7 +143,7 @@ class Process:
                 config.warn_after,
             )  # fmt: skip
         self.system = SystemActor(
-            self.place.pid, store, self.sessions, self.promises, self.adoptions, self.origins, self.twins,
+            self.place.pid, store, self.sessions, self.promises, self.succession, self.adoptions, self.origins, self.twins,
             self.parting, self.groups, self.graphs, self.stats, self.resolver.devices, self.copies, self.head,
         )  # fmt: skip
         self.hosts.add(SYSTEM_INDEX, SystemActor, "system", interface=system).adopt(self.system)

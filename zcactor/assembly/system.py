@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.apart import bare
 from zcactor.api.future import packed_result
-from zcactor.api.passing import BorrowedRef, OwnRef
+from zcactor.api.passing import OwnRef, known_here
 from zcactor.errors import ObjectLost, ProtocolError
 from zcactor.execution.actor_runner import current_call
 from zcactor.interface import MARK, Interface
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from zcactor.objects.device_proof import Proof
     from zcactor.objects.device_reach import DeviceReach
     from zcactor.objects.promises import Promises
+    from zcactor.objects.succession import Succession
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Store
     from zcactor.observe.stats import Stats
@@ -66,6 +67,7 @@ class SystemActor:
         store: the objects of the process.
         sessions: the sessions with its peers.
         promises: the promises that peers may hold.
+        succession: hands values over at the end of the process, and takes over those of others.
         adoptions: the objects that the process has adopted.
         origins: the places of copies of its objects.
         twins, parting: agree to close connections; without `parting` idle connections stay open.
@@ -78,15 +80,16 @@ class SystemActor:
     """
 
     def __init__(
-        self, pid: int, store: Store, sessions: Sessions, promises: Promises, adoptions: Adoptions,
-        origins: BroadcastDirectory, twins: Twins, parting: Parting | None, groups: Callable[[], Groups],
-        graphs: Callable[[], Graphs], stats: Callable[[], Stats], devices: DeviceReach, copies: CopyCounter,
-        head: HeadLink,
+        self, pid: int, store: Store, sessions: Sessions, promises: Promises, succession: Succession,
+        adoptions: Adoptions, origins: BroadcastDirectory, twins: Twins, parting: Parting | None,
+        groups: Callable[[], Groups], graphs: Callable[[], Graphs], stats: Callable[[], Stats], devices: DeviceReach,
+        copies: CopyCounter, head: HeadLink,
     ) -> None:  # fmt: skip
         self._pid = pid
         self._store = store
         self._sessions = sessions
         self._promises = promises
+        self._succession = succession
         self._adoptions = adoptions
         self._origins = origins
         self._twins = twins
@@ -117,7 +120,7 @@ class SystemActor:
         holder: Any = self._store.lookup(object_id)
         if holder is None:
             holder = self._promises.exports.get(object_id) or self.revive(object_id)
-        if holder is None:
+        if holder is None or self._succession.over:
             return False
         session = current_call.get().session
         with session.lock:
@@ -175,10 +178,10 @@ class SystemActor:
         if reader is not None:
             self._store.parking.hold(reader, [(session.peer_process, number) for number in ended], set(held))
 
-    async def owner_ends(self, known: list[int]) -> None:
-        """Get the values that this process refers to and the calling one has, as that is about to end; `known` has the
-        ids of its promises whose outcome it knows."""
-        await self._promises.take_over(current_call.get().session.peer_process, set(known), self._sessions.process)
+    async def owner_ends(self, leased: list[int]) -> None:
+        """Get the values that this process refers to and the calling one has, as that is about to end; see
+        `zcactor.objects.succession.Succession.take_over`."""
+        await self._succession.take_over(current_call.get().session.peer_process, set(leased))
 
     async def adopt(self, pin: int, kind: int, offset: int, nbytes: int) -> tuple[int, int]:
         """Adopt an object that we passed on to the caller, who cannot lease it from its owner, and lease it to the
@@ -197,8 +200,8 @@ class SystemActor:
         session = current_call.get().session
         holder = session.leases.get(pin) if pin >> 63 else None
         own: OwnRef | Block
-        if isinstance(holder, BorrowedRef) and kind == RegionKind.REF and holder.call.known:
-            own, place = OwnRef(holder.call), 0
+        if kind == RegionKind.REF and (call := known_here(holder)) is not None:
+            own, place = OwnRef(call), 0
         elif isinstance(holder, Lease | RemoteLease) and kind <= RegionKind.MOVED:
             low = offset - holder.offset
             if low < 0 or low + nbytes > holder.nbytes:

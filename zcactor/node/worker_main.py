@@ -31,7 +31,6 @@ from zcactor.objectstore.store import Store
 from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process import context
 from zcactor.process.loops import new_event_loop
-from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Flags
 
 if TYPE_CHECKING:
@@ -48,6 +47,9 @@ logger = logging.getLogger("zcactor")
 _FIRST_LOOK, _LAST_LOOK = 0.1, 1.0
 """Seconds between two looks whether a process without an actor is needed: callers are told where the actor is now, and
 may be about to read its results."""
+_FOR_OUTCOMES = 0.5
+"""Part of the time of an end in which a process waits for the outcomes of promises that others hold. The rest is for
+handing them over, and for exit functions."""
 
 
 class ActorIdentity:
@@ -188,6 +190,7 @@ class Worker:
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK)
+        await self.process.succession.hand_over(self.process.config.shutdown_timeout * _FOR_OUTCOMES)
         self.process.leaving = True
         self.finish()
 
@@ -213,7 +216,9 @@ class Worker:
                 await self.discard(index)
 
     async def leave(self, grace: float) -> None:
-        """End the process: idle actors are closed first, within `grace` seconds."""
+        """End the process: idle actors are closed first, and values are handed to their holders, within `grace`
+        seconds."""
+        until = self.process.loop.time() + grace
         self.process.unseen.close()
         self.process.leaving = True
         idle = [
@@ -223,34 +228,9 @@ class Worker:
         ]
         if idle:
             await asyncio.wait(idle, timeout=grace)
-        await self._hand_over()
+        await self.process.succession.hand_over((until - self.process.loop.time()) * _FOR_OUTCOMES)
         flush_output()
         self.process.loop.call_soon(self.finish)
-
-    async def _hand_over(self) -> None:
-        """Have the peers get what they refer to here, while this process has it, and lease no more to them: later ones
-        ask the process that passed the reference on. They keep arrays that they map."""
-        told: set[tuple[Session, int]] = set()
-        while True:
-            asked = []
-            for session in self.process.sessions.all():
-                if session.peer_process == self.process.process or session.closed is not None:
-                    continue
-                known = [kept.export_id for kept in session.leases.kept() if isinstance(kept, Call) and kept.known]
-                if session.connection.reader is None and session.leases.total:
-                    known.append(0)  # results whose bytes are here
-                new = [each for each in known if (session, each) not in told]
-                if new:
-                    told.update((session, each) for each in new)
-                    asked.append(self.process.requests.ask(session, "owner_ends", new))
-            if not asked:
-                break
-            for ended in await asyncio.gather(*asked, return_exceptions=True):
-                if isinstance(ended, ZcactorError):
-                    logger.debug("a peer did not take over what this process had: %s", ended)
-                elif ended is not None:
-                    raise ended
-        self.process.promises.exports.clear()
 
     def gpu_broke(self, error: DeviceError) -> None:
         """Have the agent of this node end this process, whose actor can use its GPU no more. Actors that may restart

@@ -173,6 +173,7 @@ class Expectations:
         holder._release = session.release_later
         holder.label = label
         holder.promises = self._promises
+        holder.taken = None
         holder.expected = expected = self.expect(owner, key)
         if expected is None or expected.outcome is not None:
             return Unresolved(self._promises.call_of(holder, label))

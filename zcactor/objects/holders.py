@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary, ref
 
 from zcactor.api.handle import ActorHold
 from zcactor.api.passing import RefHolder
@@ -11,10 +13,36 @@ from zcactor.objectstore.ref import RegionKind, check_bounds
 from zcactor.rpc.parts import Part
 
 if TYPE_CHECKING:
+    from zcactor.objectstore.lease import RemoteLease
     from zcactor.objectstore.ref import Region
+    from zcactor.rpc.call import Call
     from zcactor.rpc.session import Session
 
-__all__ = ["granted", "reached"]
+__all__ = ["Holdings", "granted", "reached"]
+
+
+class Holdings:
+    """The holders of values that are not here: of promises of other processes, and of bytes that have not been read. It
+    keeps none of them alive. They are noted on the loop's thread, and end on any."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, ref[RefHolder | RemoteLease]] = {}
+        self.taken: WeakValueDictionary[tuple[bytes, int], Call] = WeakValueDictionary()
+        """The promises of this process with the outcomes of promises whose owners have ended in order, by the owner and
+        the id there."""
+
+    def note(self, holder: RefHolder | RemoteLease) -> None:
+        """Note a holder. Its entry ends with it, by a function of C, as in `zcactor.objects.exports.Exports`.
+        Idempotent."""
+        if self.taken and isinstance(holder, RefHolder):
+            holder.taken = self.taken.get((holder.owner, holder.id))
+        key = id(holder)
+        self._holders[key] = ref(holder, partial(self._holders.pop, key))
+
+    def of(self, owner: bytes) -> list[RefHolder | RemoteLease]:
+        """The holders of values of a process that have not been taken over."""
+        found = [each() for each in self._holders.copy().values()]
+        return [each for each in found if each is not None and each.owner == owner and each.taken is None]
 
 
 def granted(process: bytes, session: Session, region: Region) -> Lease | RefHolder | ActorHold:

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from zcactor.apart import bare
 from zcactor.buggify import buggify, dawdle
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
-from zcactor.objects.holders import granted, reached
+from zcactor.objects.holders import Holdings, granted, reached
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.rpc.parts import Part
@@ -147,6 +147,8 @@ class Locations:
         self.machine = ""
         """Name of this host for processes that may map our arena, see `zcactor.control.node_table.own_machine`; empty
         where no process may."""
+        self.held = Holdings()
+        """The holders of values that are not here."""
         self.bring_device: Callable[[Part], Part | asyncio.Task[Part]] = lambda part: part
         """Does the same as `bring` for an array on a GPU, see `zcactor.objects.device_reach.DeviceReach.bring`."""
         self._tasks = tasks
@@ -171,10 +173,10 @@ class Locations:
         Raises:
             ProtocolError: the bytes do not lie in the peer's arena.
         """
-        kind, owner, object_id, offset, nbytes, _, seal, rkey, authenticate = region
-        lease = RemoteLease(owner, object_id, offset, nbytes, session, seal, rkey, soon)  # gives it back if we raise
+        lease = RemoteLease(session, region, soon)  # gives it back if we raise
         check_bounds(region, session.connection.peer.arena_nbytes)
-        return Part(kind, lease, offset, nbytes, authenticate)
+        self.held.note(lease)
+        return Part(region.kind, lease, region.offset, region.nbytes, region.authenticate)
 
     def known(self, region: Region) -> Part | None:
         """The part for an object whose bytes came before and are still here, or None."""
@@ -198,6 +200,9 @@ class Locations:
         lease = part.holder
         if type(lease) is not RemoteLease:
             return self.bring_device(part) if part.kind == RegionKind.DEVICE else part
+        if lease.taken is not None:
+            taken: Part = lease.taken
+            return taken._replace(kind=part.kind)
         if part.kind != RegionKind.ARRAY:
             return self._tasks.begin(outcome(part.kind, self._bring, part))
         if lease.session.connection.integrity != "frames" and not sealed:  # an array comes like a pickle
@@ -221,6 +226,11 @@ class Locations:
             return found
         await asyncio.wait((found,))
         return found.result()
+
+    async def settled(self, owner: bytes) -> None:
+        """Return when the transfers of objects of `owner` have ended that are under way."""
+        if coming := [task for key, task in self._coming.items() if key[0] == owner]:
+            await asyncio.wait(coming)
 
     def _arrived(self, key: _Key, task: asyncio.Task[Part]) -> None:
         del self._coming[key]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
+from zcactor.apart import bare
+from zcactor.api.future import packed_result
 from zcactor.api.passing import OwnRef, RefHolder
 from zcactor.errors import ConnectionLost, ObjectLost, RemoteError, ZcactorError, remote_of
+from zcactor.marshal.packed import Packed
 from zcactor.objects.exports import Exports
 from zcactor.objects.locations import LostPart
 from zcactor.rpc.call import Call
@@ -30,13 +32,6 @@ __all__ = ["Promises"]
 
 _DRAWN: Final = 64
 """Random numbers that are drawn at a time: 256 bytes, the most that the kernel makes in one go."""
-
-
-def _is_of(call: Call, owner: bytes, known: set[int]) -> bool:
-    """Whether the value of `call` is at `owner`: it is a stand-in, or its bytes have not been read."""
-    if isinstance(call.holder, RefHolder):
-        return call.holder.owner == owner and call.holder.id in known
-    return call.fetch is not None and call.session is not None and call.session.peer_process == owner
 
 
 def _stop(fetching: asyncio.Task[None], _: Call) -> None:
@@ -82,6 +77,8 @@ class Promises:
         needed."""
         if isinstance(holder, OwnRef):
             return holder.call
+        if isinstance(holder, RefHolder) and holder.taken is not None:
+            return holder.taken
         owner = holder.owner if isinstance(holder, RefHolder) else b""
         call = Call(owner, self._tasks.loop, self._tasks.thread)
         call.label = label
@@ -106,8 +103,7 @@ class Promises:
     async def _fetch(self, call: Call) -> None:
         holder = call.holder
         try:
-            owner = await self._connections.connect(holder.owner)
-            sealed = await self._requests.ask(owner, "fetch", holder.id)
+            sealed = await self._outcome(holder)
         except RemoteError as error:
             original: Any = remote_of(error).original
             call.fail(original if issubclass(type(original), ZcactorError) else error)
@@ -120,29 +116,24 @@ class Promises:
         finally:
             del call, holder  # see `zcactor.api.future.value_of`: the error keeps this frame
 
-    async def take_over(self, owner: bytes, known: set[int], process: bytes) -> None:
-        """Get each value that this process refers to and `owner` has, and be its owner from then on. That process waits
-        for this, as it is about to end.
-
-        Args:
-            owner: its id.
-            known: the ids of its promises whose outcome it knows.
-            process: id of this process.
-
-        The stand-ins are found among all objects of this process: a list of them would cost at each reference that is
-        passed, and owners seldom end before their values."""
-        found = [each for each in gc.get_objects() if type(each) is Call and _is_of(each, owner, known)]
-        for call in found:
-            done: asyncio.Future[None] = self._tasks.loop.create_future()
-            call.add_waiter(done)
-            await done
-            if call.error is None and call.payload is not None and call.parts:
-                sealed = bool(call.flags & Flags.SPILLED) and len(call.payload) > 0
-                call.parts = [
-                    await self._locations.read(part, sealed=sealed and part is call.parts[0]) for part in call.parts
-                ]
-            if call.error is None and call.holder is not None:
-                call.owner, call.holder = process, None
+    async def _outcome(self, holder: RefHolder) -> Packed:
+        """The outcome of a promise of another process, from its owner, or from this process if that has taken it
+        over."""
+        try:
+            try:
+                if holder.taken is None:
+                    owner = await self._connections.connect(holder.owner)
+                    found: Packed = await self._requests.ask(owner, "fetch", holder.id)
+                    return found
+            except ZcactorError:  # the owner has ended, perhaps in order
+                if holder.taken is None:
+                    raise
+            taken = holder.taken
+            if taken.error is not None:
+                raise bare(taken.error, None)
+            return Packed(*packed_result(taken), taken.status)
+        finally:
+            del holder  # see `zcactor.api.future.value_of`
 
     def read_result(self, call: Call) -> None:
         """Read the bytes of a result that has arrived without them; see `zcactor.rpc.hub.Hub`."""

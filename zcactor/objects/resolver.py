@@ -8,6 +8,7 @@ cannot grant it, the sender is asked for the object.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from zcactor.rpc.call import Call
 from zcactor.rpc.parts import Part
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Coroutine, Mapping
 
     from zcactor.objects.expectations import Expectations
@@ -83,6 +83,8 @@ class Resolver:
         self._locations = locations
         self._expectations = expectations
         self._process = sessions.process
+        self._coming: dict[asyncio.Task[Part], tuple[bytes, bytes]] = {}
+        """The tasks that get objects which are passed on here: the owner of each, and the process that passes it on."""
         self.devices = DeviceReach(sessions.process, tasks, connections, requests, store, locations, copies)
 
     def import_region(
@@ -121,10 +123,14 @@ class Resolver:
             if kind <= RegionKind.MOVED and nbytes and not session.connection.maps:
                 part = self._locations.remote(session, region)
                 found = part if unread else self._locations.bring(part, sealed=sealed)
-                return (found, None) if isinstance(found, Part) else (_coming(kind), found)
+                if isinstance(found, Part):
+                    return found, None
+                if kind == RegionKind.MOVED:  # another request for it would bring it twice
+                    self._note(found, session, region)
+                return _coming(kind), found
             if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
-                return self._later(kind, self._open_writable, session, region, granted(self._process, session, region))
-            return reached(session, region, granted(self._process, session, region)), None
+                return self._later(kind, self._open_writable, session, region, self._granted(session, region))
+            return reached(session, region, self._granted(session, region)), None
         known = self._locations.known(region)
         if known is not None:
             if region.pin:
@@ -142,10 +148,28 @@ class Resolver:
         holder.expected = self._expectations.expect(region.owner, region.offset)
         return Part(region.kind, holder, 0, 0)
 
+    def _granted(self, session: Session, region: Region) -> Lease | RefHolder | ActorHold:
+        holder = granted(self._process, session, region)
+        if isinstance(holder, RefHolder):
+            self._locations.held.note(holder)
+        return holder
+
     def _later(
-        self, kind: int, bring: Callable[..., Coroutine[Any, Any, Part]], *args: object
-    ) -> tuple[Part, asyncio.Future[Part]]:
-        return _coming(kind), self._tasks.begin(outcome(kind, bring, *args))
+        self, kind: int, bring: Callable[..., Coroutine[Any, Any, Part]], session: Session, region: Region,
+        *args: object,
+    ) -> tuple[Part, asyncio.Future[Part]]:  # fmt: skip
+        task = self._tasks.begin(outcome(kind, bring, session, region, *args))
+        self._note(task, session, region)
+        return _coming(kind), task
+
+    def _note(self, task: asyncio.Task[Part], session: Session, region: Region) -> None:
+        self._coming[task] = region.owner, session.peer_process
+        task.add_done_callback(self._coming.pop)
+
+    async def settled(self, process: bytes) -> None:
+        """Return when all objects have come, or are lost, that a process has or passes on and that are under way."""
+        if coming := [task for task, between in self._coming.items() if process in between]:
+            await asyncio.wait(coming)
 
     async def _open_writable(self, session: Session, region: Region, holder: Lease | RefHolder | ActorHold) -> Part:
         try:
@@ -179,7 +203,7 @@ class Resolver:
             if region.kind <= RegionKind.MOVED and region.nbytes and not owner.connection.maps:
                 part = self._locations.remote(owner, region)
                 return part if unread else await self._locations.read(part, sealed=sealed)
-            holder = granted(self._process, owner, region)
+            holder = self._granted(owner, region)
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
             return reached(owner, region, holder)
@@ -203,7 +227,7 @@ class Resolver:
             if ours.kind <= RegionKind.MOVED and ours.nbytes and not session.connection.maps:
                 part = self._locations.remote(session, ours)
                 return part if unread else await self._locations.read(part, sealed=sealed)
-            holder = granted(self._process, session, ours)
+            holder = self._granted(session, ours)
             if ours.kind == RegionKind.MOVED:
                 await session.connection.open_writable()
             return reached(session, ours, holder)

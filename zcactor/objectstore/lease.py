@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from zcactor.objectstore.ref import Region
 
 __all__ = ["Lease", "RemoteLease", "close_array"]
 
@@ -55,23 +56,26 @@ class RemoteLease(_Granted):
 
     Args:
         session: the session with the owner, through which the bytes are read.
-        seal, rkey: as in the reference that granted the lease.
+        region: the reference that granted the lease.
         soon: whether the owner waits for the end of the lease.
     """
 
-    __slots__ = ("rkey", "seal", "session")
+    __slots__ = ("authenticate", "kind", "rkey", "seal", "session", "taken")
 
     unread: Final = True
     """See `zcactor.rpc.parts.is_unread`."""
 
-    def __init__(
-        self, owner: bytes, object_id: int, offset: int, nbytes: int, session: Any, seal: int, rkey: int,
-        soon: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, session: Any, region: Region, soon: bool = False) -> None:
+        kind, owner, object_id, offset, nbytes, _, seal, rkey, authenticate = region
         super().__init__(owner, object_id, offset, nbytes, session.release if soon else session.release_later)
         self.session = session
         self.seal = seal
         self.rkey = rkey
+        self.kind = kind
+        self.authenticate = authenticate
+        self.taken: Any = None
+        """Once the owner has ended in order: the `zcactor.rpc.parts.Part` with the bytes, which came here before, or
+        with the reason of their loss. See `zcactor.objects.succession`."""
 
 
 class Lease(_Granted):

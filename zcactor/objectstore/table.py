@@ -41,9 +41,9 @@ class LeaseTable:
         """The number of leases on objects whose holder is wanted."""
         return sum(self._counts.get(object_id, 0) for object_id, keep in self._keeps.copy().items() if is_wanted(keep))
 
-    def kept(self) -> list[Any]:
-        """The holders of the objects on which the peer holds a lease."""
-        return list(self._keeps.copy().values())
+    def kept(self) -> dict[int, tuple[int, Any]]:
+        """The objects on which the peer holds leases, by id: the number of leases, and the holder."""
+        return {object_id: (self._counts.get(object_id, 0), keep) for object_id, keep in self._keeps.copy().items()}
 
     def grant(self, object_id: int, keep: object) -> None:
         """Note one more lease on `object_id`, because the peer is being sent a reference.
