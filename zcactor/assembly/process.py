@@ -138,13 +138,12 @@ class Process:
             self.connections.on_opened.append(self.vigil.begun)
             self.parting = Parting(self.sessions, self.tasks, self.requests, self.twins, config)
         if config.warn_after:
-            self.hosts.watchdog = Watchdog(
-                self.hosts.by_index, self.sessions, self.counters, self.tasks, self.last_system_index,
-                config.warn_after,
-            )  # fmt: skip
+            hosts, last = self.hosts, self.last_system_index
+            hosts.watchdog = Watchdog(hosts.by_index, self.sessions, self.counters, self.tasks, last, config.warn_after)
         self.system = SystemActor(
-            self.place.pid, store, self.sessions, self.promises, self.succession, self.adoptions, self.origins, self.twins,
-            self.parting, self.groups, self.graphs, self.stats, self.resolver.devices, self.copies, self.head,
+            self.place.pid, store, self.sessions, self.promises, self.succession, self.adoptions, self.origins,
+            self.twins, self.parting, self.groups, self.graphs, self.stats, self.resolver.devices, self.copies,
+            self.head,
         )  # fmt: skip
         self.hosts.add(SYSTEM_INDEX, SystemActor, "system", interface=system).adopt(self.system)
 
