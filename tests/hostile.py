@@ -328,7 +328,7 @@ AWAITED: dict[str, Any] = {
     "blocking": _Blocking,
     "raising": _Raising,
 }
-"""What an async method may await, by its kind."""
+"""Awaitables for an async method, by their kind."""
 
 
 @zc.actor

@@ -120,7 +120,7 @@ async def test_an_actor_whose_thread_ends_dies_with_the_reason() -> None:
 
 @pytest.mark.parametrize("way", hostile.AWAITED)
 async def test_what_an_async_method_awaits_may_be_hostile(way: str) -> None:
-    """The class of an exception out of a future, or of what an awaitable yields, raises where it is asked."""
+    """The class of an exception out of a future, or of an object that an awaitable yields, raises where it is asked."""
     async with asyncio.timeout(PATIENCE), zc.init():
         awaiting: Any = await hostile.Awaiting.options(max_concurrency=2).spawn()
         held = awaiting.hold()

@@ -79,7 +79,7 @@ class Reader:
         return float(self.value.flat[0])
 
     def sum(self) -> int:
-        """The checksum of what was read."""
+        """The checksum of the rows that were read."""
         return checksum(self.value)
 
 
