@@ -453,7 +453,7 @@ class Membership:
 
     async def call_back(self, process: ProcessId, caller: ProcessId) -> bool:
         """Ask a program to connect to `caller`, which cannot connect to it. Returns whether it has done so; other
-        processes than programs are not asked, as a node that accepts no connections is told of when it joins."""
+        processes than programs are not asked: a warning names a node that accepts no connections when it joins."""
         session = self._process.sessions.used.get(process)
         if process not in self._nodes.drivers or session is None or session.closed is not None:
             return False

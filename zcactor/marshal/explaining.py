@@ -199,7 +199,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_array(value: Any) -> Iterator[tuple[str, Any]]:
-    """What travels with the bytes of an array."""
+    """The parts that travel with the bytes of an array."""
     if value.dtype.metadata is not None:
         yield ".dtype.metadata", dict(value.dtype.metadata)
     if type(value) not in (np.ndarray, np.memmap) and "__dict__" in dir(type(value)):
