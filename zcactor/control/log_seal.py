@@ -73,7 +73,7 @@ class LogSeal:
             LogUnusable: the package ``cryptography`` is not installed.
         """
         head = _EPOCH.size + _NONCE_NBYTES
-        if type(sealed) is not bytes or len(sealed) < head:  # whoever can write to the log may have put another type
+        if type(sealed) is not bytes or len(sealed) < head:  # another user may have written another type
             raise DoesNotOpen
         epoch: int = _EPOCH.unpack_from(sealed)[0]
         if not earliest <= epoch <= latest:
