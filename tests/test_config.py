@@ -272,6 +272,11 @@ def test_tls_excludes_a_demand_for_rdma() -> None:
     Config(tls="/tls", require="tcp")
 
 
+def test_a_variable_that_is_no_text(here: Path, user: Path) -> None:
+    with pytest.raises(TypeError, match=r"^ZCACTOR_WARN_AFTER: warn_after = '\\udcff' must be float"):
+        load_config(environ={"ZCACTOR_WARN_AFTER": "\udcff"}, directory=here, user_directory=user)
+
+
 def test_what_is_authenticated() -> None:
     assert Config().integrity == "auto"
     found, sources = load_config(
@@ -286,7 +291,7 @@ def test_what_is_authenticated() -> None:
     Config(integrity="frames", sealing="off")
 
 
-@pytest.mark.parametrize(("name", "most"), MAXIMUM.items())
+@pytest.mark.parametrize(("name", "most"), [*MAXIMUM.items(), ("num_cpus", (1 << 63) - 1)])
 def test_the_largest_value_of_a_setting(here: Path, user: Path, name: str, most: int) -> None:
     assert getattr(load_config({name: most}, environ={}, directory=here, user_directory=user)[0], name) == most
     with pytest.raises(ValueError, match=f"^argument: {name} = {most + 1} must be at most {most:,}"):

@@ -139,6 +139,21 @@ async def test_errors_of_pickling_name_the_part_and_what_to_do() -> None:
         assert await carrier.take(1) == 1
 
 
+class Noted(np.ndarray[Any, Any]):
+    """An array with attributes."""
+
+
+def test_what_an_array_carries_is_named_where_it_cannot_be_sent(tmp_path: Path) -> None:
+    noted: Any = np.zeros(5).view(Noted)
+    noted.lock = threading.Lock()
+    described = np.zeros(5, np.dtype("i4", metadata={"h": threading.Lock()}))
+    for value, path in ((noted, r"argument 1\[0\]\.lock"), (described, r'argument 1\[0\]\.dtype\.metadata\["h"\]')):
+        with pytest.raises(TypeError, match=rf"^{path} cannot be sent: it is of type _thread.lock"):
+            explaining.explain(TypeError("cannot pickle '_thread.lock' object"), [("argument 1", [value])])
+    mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=5)  # its map travels as bytes
+    assert explaining._probe([noted.view(np.ndarray), mapped]) is None
+
+
 @pytest.mark.parametrize("place", [0, 1, 49_999, 99_998, 99_999])
 def test_the_part_among_many_is_found_by_few_tries(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []

@@ -494,6 +494,39 @@ def test_a_store_that_ulimit_bounds_names_ulimit(tmp_path: Path) -> None:
     assert last.endswith("or pass a larger store_capacity to zc.init()")
 
 
+def test_a_limit_of_no_byte_for_files_is_named(job: Path, tmp_path: Path) -> None:
+    done = run(job, cwd=tmp_path, before=functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (0, 0)))
+    last = done.stderr.splitlines()[-1]
+    assert "fallocate(2) fails here: File too large" in last and last.endswith(
+        "see ulimit -a, and the limits of the container"
+    )
+
+
+def block_ends() -> None:
+    """Block the signal that tells of the end of a child."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+
+
+def test_a_signal_that_a_launcher_has_blocked_reaches_who_waits_for_processes(job: Path, tmp_path: Path) -> None:
+    source = """
+import signal
+class A:
+    def die(self): os.kill(os.getpid(), signal.SIGKILL)
+async def main():
+    async with zc.init():
+        dying, other = await zc.spawn(A), await zc.spawn(A)
+        try: await dying.die()
+        except zc.ActorDied as error: print("died", "signal 9" in str(error))
+        await zc.stop(other)
+        print("done")
+zc.run(main())
+"""
+    path = tmp_path / "blocked.py"
+    path.write_text(PRELUDE + source)
+    done = run(path, cwd=tmp_path, before=block_ends)
+    assert done.stdout.splitlines() == ["died True", "done"], done.stderr
+
+
 def test_a_file_that_an_actor_imports_names_the_guard_that_it_lacks() -> None:
     source = """
 import importlib.util

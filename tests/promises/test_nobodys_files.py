@@ -18,7 +18,7 @@ from tests.transport.local_arena import TOKEN, run_directory
 from zcactor.cluster.daemon import KeptState
 from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
 from zcactor.cluster.rendezvous import Meeting, sweep_meetings
-from zcactor.errors import ConnectionLost
+from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import _remove_record
 from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.selector import SelectingEndpoint
@@ -132,3 +132,12 @@ def test_a_note_is_what_the_file_of_a_run_has(tmp_path: Path) -> None:
     meeting = Meeting(tmp_path, "17")
     meeting.publish("a:1")
     assert set(msgspec.json.decode(meeting.path.read_bytes())) == {"run", "address", "host", "pid"}
+
+
+def test_a_pipe_where_ranks_meet_is_refused_at_once(tmp_path: Path) -> None:
+    meeting = Meeting(tmp_path, "17")
+    os.mkfifo(meeting.path, 0o600)  # nobody writes to it
+    with pytest.raises(AuthenticationError, match="only this user may write the plain file by which ranks find each"):
+        meeting.look()
+    meeting.remove("a:1")
+    assert meeting.path.exists()

@@ -36,6 +36,19 @@ STRANGER = 65534
 # ---- settings
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder", "circle"])
+def test_settings_that_are_no_file_are_named_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / FILE_NAME
+    if kind == "pipe":
+        os.mkfifo(path)  # nobody writes to it
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path)
+    with pytest.raises(ValueError, match=f"{path} is no file of settings.*: remove it, or start the program elsewhere"):
+        load_config(directory=tmp_path, user_directory=tmp_path / "none", environ={})
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("place", ["directory", "user_directory"])
 @pytest.mark.parametrize("theirs", ["file", "folder"])
@@ -201,6 +214,33 @@ async def test_a_log_of_another_token_is_refused(tmp_path: Path) -> None:
     assert look_into(tmp_path, "recipe", bytes(32)) == {}
     assert look_into(tmp_path, "recipe", b"m" * 32) == {"r": SECRET}
     assert SECRET not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("UPDATE entries SET value = 5", "has an entry recipe 'r' of somebody else"),
+        ("DELETE FROM terms", "no number of its last term"),
+        ("UPDATE terms SET epoch = 'x'", "no number of its last term"),
+        ("UPDATE terms SET log = 'x'", "no number of its last term"),
+    ],
+)
+async def test_a_log_with_values_of_other_types_is_refused(tmp_path: Path, change: str, why: str) -> None:
+    path = await _written(tmp_path, bytes(32), RECIPE)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(change)
+    assert look_into(tmp_path, "recipe", bytes(32)) == {}
+    log = FileLog(tmp_path, bytes(32))
+    with pytest.raises(LogUnusable, match=why):
+        await log.load(await log.campaign(ONE))
+    await log.aclose()
+
+
+async def test_a_pipe_in_the_place_of_a_logs_file_is_refused(tmp_path: Path) -> None:
+    path = await _written(tmp_path, bytes(32), RECIPE)
+    os.mkfifo(path.with_name(f"{path.name}-journal"), 0o600)
+    with pytest.raises(LogUnusable, match="-journal is no file"):
+        await FileLog(tmp_path, bytes(32)).campaign(ONE)
 
 
 @pytest.mark.parametrize("change", ["the entries", "the epoch"])
