@@ -169,6 +169,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
         parent: pid of the launcher, with which the agent ends; 0 where only the socket says so.
     """
     open_standard()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a launcher may block SIGCHLD, or SIGTERM
     if parent:
         set_death_signal(signal.SIGTERM)
         if os.getppid() != parent:  # it had ended before

@@ -190,7 +190,6 @@ def run_zygote(
         at_once: whether `prepare` is called now; otherwise at the first request, which waits for it. Then NumPy alone
             is imported before, once the zygote has been idle for a moment.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a launcher may block SIGCHLD
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     set_name("zc zygote")
