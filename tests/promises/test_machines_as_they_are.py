@@ -13,6 +13,7 @@ import os
 import platform
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -500,6 +501,15 @@ def test_a_limit_of_no_byte_for_files_is_named(job: Path, tmp_path: Path) -> Non
     assert "fallocate(2) fails here: File too large" in last and last.endswith(
         "see ulimit -a, and the limits of the container"
     )
+
+
+def test_ports_that_are_too_few_are_named(job: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]  # for the program, and none for the agent of its node
+    variables: dict[str, str | None] = {"ZCACTOR_TRANSPORTS": "tcp", "ZCACTOR_PORTS": f"{port}-{port}"}
+    last = run(job, cwd=tmp_path, environ=variables).stderr.splitlines()[-1]
+    assert f"the node could not start: cannot listen at 127.0.0.1 ports {port}-{port}: each of the ports" in last
+    assert "name more of them (ports, ZCACTOR_PORTS)" in last
 
 
 def block_ends() -> None:

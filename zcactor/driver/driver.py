@@ -62,6 +62,8 @@ logger = logging.getLogger("zcactor")
 HEARTBEAT, HANG_AFTER = 1.0, 10.0
 """Seconds between two pings of an actor with ``on_hang="kill"``, and seconds without an answer after which the actor
 counts as hung: far above the time of a busy machine or a long garbage collection, because the actor loses its state."""
+_WORD = 4096
+"""Bytes of the agent's word on its start, at most."""
 _AGAIN = 0.1
 """Seconds until the head is looked for again where the one that was found decides no more."""
 _runtime: Runtime | None = None
@@ -386,15 +388,19 @@ async def _agent_is_ready(
     timeout: float,
 ) -> None:
     control.setblocking(False)
+    told = b""
     try:
         async with asyncio.timeout(timeout):
-            if await loop.sock_recv(control, 1) == b"r":
+            told = await loop.sock_recv(control, _WORD)
+            if told[:1] == b"r":
                 return
     except TimeoutError:
         raise ConnectionLost(f"the node agent did not start within {timeout:g} s (spawn_timeout)") from None
     except ConnectionResetError:  # the agent ended before it had read all of its setup
         pass
     end_agent(agent)
+    if told:
+        raise ConnectionLost(f"the node could not start: {told[1:].decode(errors='replace')}")
     raise ConnectionLost(
         f"the node agent ended at its start with status {agent.returncode}; its own error is printed above"
     )
