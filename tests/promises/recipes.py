@@ -348,6 +348,8 @@ def write(x: Any, value: int) -> bool:
             else:
                 x[...] = value % 120
         elif isinstance(x, pd.DataFrame):
+            if not len(x):
+                return False  # a frame without rows has no row to set
             (_locate, _assign, _multiply, _mask)[value % 4](x, value)
         elif isinstance(x, pd.Series):
             if x.dtype.kind == "V":
