@@ -1,4 +1,5 @@
-"""The process that forks node agents for tests; see `tests.forked_agents`. It imports what agents do, and no more."""
+"""The process that forks node agents for tests; see `tests.forked_agents`. It imports what agents do, and
+what modules of tests do: most actors of tests have their classes there."""
 
 from __future__ import annotations
 
@@ -44,6 +45,7 @@ def fork(function: Callable[[], int]) -> int:
 def serve(requests: socket.socket) -> int:
     """Fork an agent for each request, until the other end of the socket is closed; then return 0."""
     import numpy  # noqa: F401  # the zygote would import it
+    import pytest_asyncio  # noqa: F401  # an actor of a module of tests would import it, and pytest
 
     import zcactor.assembly.agents
     import zcactor.node.worker_main
