@@ -242,6 +242,14 @@ class Made:
 
 
 @zc.actor
+class Exhausted:
+    """An actor that is made of an iterator without items."""
+
+    def __init__(self) -> None:
+        next(iter(()))
+
+
+@zc.actor
 class Struck:
     """An actor into whose idle thread an exception is set."""
 

@@ -108,6 +108,12 @@ async def test_a_hostile_exception_reaches_the_caller_and_harms_no_other_call(ki
         await zc.stop(raiser)
 
 
+async def test_a_constructor_that_finds_no_item_says_so() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init():
+        error = await _failure(hostile.Exhausted.spawn())
+        assert type(error) is zc.RemoteError and error.remote.type_name == "StopIteration", repr(error)
+
+
 async def test_an_actor_whose_thread_ends_dies_with_the_reason() -> None:
     async with asyncio.timeout(PATIENCE), zc.init():
         struck: Any = await hostile.Struck.spawn()

@@ -13,7 +13,7 @@ from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
 from zcactor.execution.closing import close_instance
 from zcactor.execution.eager_task import start_eagerly
-from zcactor.execution.failure import log_failure
+from zcactor.execution.failure import log_failure, passable
 from zcactor.execution.generators import AsyncProducer, SyncProducer
 from zcactor.execution.linked import Linked
 from zcactor.execution.mailbox import Lane, Mailbox
@@ -156,7 +156,7 @@ class ActorRunner(Linked, Movable):
 
         value, error = await self._begin(settled())
         if error is not None:
-            raise error
+            raise passable(error, self.label)
         return value
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zcactor.marshal.packing import Packing
     from zcactor.marshal.unpacking import Unpacking
 
-__all__ = ["TEXT_NBYTES", "Failure", "log_failure", "pack_as_text", "traced", "without_frames"]
+__all__ = ["TEXT_NBYTES", "Failure", "log_failure", "pack_as_text", "passable", "traced", "without_frames"]
 
 logger = logging.getLogger("zcactor")
 
@@ -71,6 +71,14 @@ class Failure:
     def __init__(self, error: BaseException, actor: str) -> None:
         self.error = error
         self.actor = actor
+
+
+def passable(error: BaseException, actor: str) -> BaseException:
+    """An error of an actor as a coroutine can raise it: in the place of a StopIteration Python raises an error of its
+    own (PEP 479)."""
+    if not issubclass(type(error), StopIteration):
+        return error
+    return make_remote_error(None, dict(zip(_FIELDS, _fields(Failure(error, actor)), strict=True)))
 
 
 def _plain(error: BaseException) -> tuple[str, tuple[Any, ...]] | None:

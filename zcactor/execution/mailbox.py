@@ -19,6 +19,7 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from zcactor.execution.failure import passable
 from zcactor.interface import MethodKind, MethodSpec
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ class Mailbox:
         self.post(work)
         value, error = await done
         if error is not None:
-            raise error
+            raise passable(error, self.name)
         return value
 
     @property
