@@ -8,6 +8,7 @@ import pytest
 
 from zcactor.assembly.endpoints import find_through
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.process.head_places import HeadPlaces
 from zcactor.process.places import MOST, Places, place_of
 
 OURS, OTHER, THIRD = (letter * 16 for letter in (b"o", b"t", b"3"))
@@ -68,6 +69,10 @@ class Head:
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
+        self.places = HeadPlaces()
+
+    def look_at(self, place: str) -> None:
+        self.places = HeadPlaces(place)
 
     async def ask_members(self, method: str, process: bytes) -> str:
         assert method == "find"
