@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,14 +21,6 @@ def directory(tmp_path: Path) -> Path:
     path = tmp_path / f"{PREFIX}{'c' * 32}"
     path.mkdir(mode=0o700)
     return path
-
-
-@pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A child process."""
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
 
 
 def record(number: int = 1, role: str = "member", pid: int | None = None, started: int | None = None) -> NodeFile:

@@ -6,6 +6,7 @@ parent.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -94,6 +95,13 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+async def gone(pid: int, patience: float = 30.0) -> None:
+    """Wait for the end of a process of which only its pid is known, for so many seconds."""
+    async with asyncio.timeout(patience):
+        while alive(pid):
+            await asyncio.sleep(0.01)
 
 
 class Program:

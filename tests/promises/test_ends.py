@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import zcactor as zc
-from tests.driver.programs import alive
+from tests.driver.programs import alive, gone
 from zcactor.config import Config
 
 PATIENCE = 30
@@ -59,13 +58,6 @@ class Writer:
             file.write("a line")
         self.bytes.write(b"a line")
         return os.getpid()
-
-
-async def gone(pid: int) -> None:
-    """Wait for the end of a process."""
-    async with asyncio.timeout(PATIENCE):
-        while alive(pid):
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -209,68 +201,3 @@ async def test_an_end_without_calls_says_nothing(tmp_path: Path, told: list[str]
         worker: Any = await Worker.spawn(tmp_path)
         await worker.work()
     assert told == []
-
-
-@zc.actor
-class Maker:
-    """An actor that returns references to values of its own."""
-
-    def put(self, count: int) -> list[Any]:
-        """A reference to an array."""
-        return [zc.put(np.arange(count, dtype=np.float64))]
-
-    def put_all(self) -> list[Any]:
-        """References to values that are no arrays, and to one with arrays in it."""
-        return [zc.put({"a": 1}), zc.put("text" * 10_000), zc.put({"few": np.ones(3), "many": np.ones(100_000)})]
-
-    def pid(self) -> int:
-        """The process."""
-        return os.getpid()
-
-
-@zc.actor
-class Reader:
-    """A later receiver of references."""
-
-    async def total(self, refs: list[Any]) -> float:
-        """The sum of an array that is referred to."""
-        return float((await refs[0]).sum())
-
-
-EAGER = Config().eager_limit // 8
-"""Numbers in an array of the eager limit."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", ["local", "tcp"])
-@pytest.mark.parametrize("how", ["stop", "drop"])
-async def test_what_an_actor_has_put_is_handed_to_its_holders(how: str, transport: str) -> None:
-    async with asyncio.timeout(PATIENCE), zc.init(config=config(), transports=[transport]):
-        counts = [0, 1, EAGER - 1, EAGER, EAGER + 1, 1_000_000]
-        maker: Any = await Maker.spawn()
-        reader: Any = await Reader.spawn()
-        pid = await maker.pid()
-        refs = [(await maker.put(count))[0] for count in counts]
-        values = await maker.put_all()
-        if how == "stop":
-            await zc.stop(maker)
-        del maker
-        gc.collect()
-        await gone(pid)
-        for count, ref in zip(counts, refs, strict=True):
-            assert await reader.total([ref]) == sum(range(count))
-            assert np.array_equal(await ref, np.arange(count))
-        assert await values[0] == {"a": 1}
-        assert await values[1] == "text" * 10_000
-        both = await values[2]
-        assert (both["few"].sum(), both["many"].sum()) == (3, 100_000)
-
-
-@pytest.mark.slow
-async def test_what_was_put_in_a_process_that_is_killed_is_lost() -> None:
-    async with asyncio.timeout(PATIENCE), zc.init(config=config()):
-        maker: Any = await Maker.spawn()
-        (ref,) = await maker.put(10)
-        await zc.kill(maker)
-        with pytest.raises(zc.ObjectLost, match="the process that owns .* is gone"):
-            await ref

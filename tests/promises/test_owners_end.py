@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import zcactor as zc
+from tests.driver.programs import gone
 from zcactor.config import Config
 from zcactor.objects.locations import Locations
 from zcactor.objects.succession import Succession
@@ -53,6 +55,10 @@ class Maker:
         """Three references, one after the other."""
         for _ in range(3):
             yield self.put(count)
+
+    def pid(self) -> int:
+        """The process."""
+        return os.getpid()
 
     def fails(self) -> None:
         """Raise."""
@@ -152,11 +158,18 @@ async def test_references_in_a_result_that_is_not_unpacked_yet(runtime: zc.Runti
         assert np.array_equal(await (await refs)[0], np.arange(count))
 
 
-async def test_references_that_are_unpacked(runtime: zc.Runtime) -> None:
+@pytest.mark.parametrize("how", ["stop", "drop"])
+async def test_references_that_are_unpacked(runtime: zc.Runtime, how: str) -> None:
     maker: Any = await Maker.spawn()
     reader: Any = await Middle.spawn()
     made = [await maker.put(count) for count in COUNTS]
-    await end(maker)
+    if how == "stop":
+        await end(maker)
+    else:
+        pid = await maker.pid()
+        del maker
+        gc.collect()
+        await gone(pid)
     for count, refs in zip(COUNTS, made, strict=True):
         assert await reader.total(refs) == sum(range(count))
         assert np.array_equal(await refs[0], np.arange(count))
@@ -307,21 +320,13 @@ async def test_two_owners_that_end_at_once(runtime: zc.Runtime, method: str, cou
     assert await reader.total() == sum(range(count))
 
 
-async def test_a_holder_that_ends_with_the_owner(runtime: zc.Runtime) -> None:
+@pytest.mark.parametrize("leave", [zc.stop, zc.kill])
+async def test_a_holder_that_ends_with_the_owner(runtime: zc.Runtime, leave: Any) -> None:
     maker: Any = await Maker.spawn()
     holder: Any = await Middle.spawn()
     refs = await maker.put(100_000)
     await holder.keep(refs)
-    await asyncio.gather(zc.stop(holder), zc.stop(maker))
-    assert (await refs[0]).sum() == sum(range(100_000))
-
-
-async def test_a_holder_that_is_killed(runtime: zc.Runtime) -> None:
-    maker: Any = await Maker.spawn()
-    holder: Any = await Middle.spawn()
-    refs = await maker.put(100_000)
-    await holder.keep(refs)
-    await asyncio.gather(zc.kill(holder), zc.stop(maker))
+    await asyncio.gather(leave(holder), zc.stop(maker))
     assert (await refs[0]).sum() == sum(range(100_000))
 
 
