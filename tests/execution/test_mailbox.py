@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from zcactor.errors import RemoteError
 from zcactor.execution.mailbox import Lane, Mailbox
 from zcactor.execution.threads import Threads
 from zcactor.interface import MethodKind, MethodSpec
@@ -609,7 +610,7 @@ async def test_work_of_the_process_runs_behind_the_calls_that_are_queued() -> No
     await asyncio.sleep(0)
     assert not ran
     call.let_go()
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    with pytest.raises(RemoteError, match="StopIteration: 7"):
         await waiting
     assert ran != [threading.get_ident()]
     assert await bench.mailbox.run(lambda: 5) == 5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -308,6 +310,22 @@ def test_lost_on_other_threads(store: Store, places: Placements) -> None:
     places.clear()
     places.take(OTHER, 64)
     assert store.stats().used == 0
+
+
+def test_a_destination_that_lives_until_the_interpreter_ends_says_nothing() -> None:
+    program = (
+        "import sys, types\n"
+        "first = sys.modules['first'] = types.ModuleType('first')\n"  # its globals become None after placement's
+        "from zcactor.objectstore import placement\n"
+        "from zcactor.objectstore.store import Store\n"
+        "sys.held = first, placement\n"
+        f"store = Store({MIB}, {PROCESS!r})\n"
+        "first.places = placement.Placements(store, store.capacity)\n"
+        f"first.places.take({PEER!r}, 64)\n"
+        f"first.block = first.places.take({PEER!r}, 64)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Model(RuleBasedStateMachine):

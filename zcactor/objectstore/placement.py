@@ -8,6 +8,7 @@ Deep Learning over RDMA", EuroSys 2019, section 3.2, place tensors statically fo
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict, deque
 from functools import partial
@@ -17,6 +18,8 @@ from weakref import ref
 from zcactor.objectstore.store import footprint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zcactor.objectstore.heap import Hold
     from zcactor.objectstore.store import Block, Store
 
@@ -42,7 +45,6 @@ class Placements:
         """Number of times that a destination was reused."""
         self._store = store
         self._limit = limit
-        self._here = threading.get_ident  # arrays that live until the interpreter ends come back without the module
         self._lock = threading.Lock()
         self._owner = 0  # id of the thread that holds the lock; 0: none
         self._seen: OrderedDict[_Key, list[Hold]] = OrderedDict()  # idle ones by source and size, the latest last
@@ -100,7 +102,11 @@ class Placements:
         """Bytes of destinations that wait for their next object: `limit` at most."""
         return self._idle_nbytes
 
-    def _given_back(self, key: _Key, hold: Hold, number: int, _: object) -> None:
+    def _given_back(
+        self, key: _Key, hold: Hold, number: int, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        if is_finalizing():  # globals of modules are gone, and so is the store
+            return
         self._living.pop(number, None)
         self._back.append((key, hold))
         del hold
@@ -110,7 +116,7 @@ class Placements:
         """Hold the lock, with every returned destination sorted. Destinations returned meanwhile are sorted
         afterwards."""
         self._lock.acquire()
-        self._owner = self._here()
+        self._owner = threading.get_ident()
         try:
             self._sort()
         except BaseException:
@@ -127,7 +133,7 @@ class Placements:
 
     def _sort_back(self) -> None:
         while self._back and self._lock.acquire(blocking=False):
-            self._owner = self._here()
+            self._owner = threading.get_ident()
             try:
                 self._sort()
             finally:
@@ -152,7 +158,7 @@ class Placements:
     def give_up(self) -> bool:
         """Give up every idle destination, because the store is full. Any thread may call this. Returns whether there
         was one."""
-        if self._owner == self._here():  # inside the garbage collector: waiting for the lock would deadlock
+        if self._owner == threading.get_ident():  # inside the garbage collector: waiting for the lock would deadlock
             return False
         with self:
             found = self._idle_nbytes > 0
