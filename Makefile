@@ -137,11 +137,13 @@ test-pythons:
 # processes and leases to end, and then the seeds are played: with a tenth of a test's weight they hold no test up, and yet
 # none of their turns takes so long that it counts as blocked (`zcactor.simulation.command.BLOCKED`).
 # The weight of those that are left after the tests is that of a test, where root says so: the machine may have company.
+# They stay in the session of the tests: Linux gives each session the same share (autogroup in sched(7)), and weights count
+# within one.
 test: system
 	@$(PY) tools/vm.py prepare & prepared=$$!; trap "kill $$prepared" INT TERM; \
 	$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint sanitize collected; status=$$?; \
 	wait $$prepared || true; exit $$status
-	@mkdir -p build; setsid nice -n 10 $(BIN)/python tools/seeds.py >build/seeds.log 2>&1 & played=$$!; \
+	@mkdir -p build; set -m; nice -n 10 $(BIN)/python tools/seeds.py >build/seeds.log 2>&1 & played=$$!; set +m; \
 	trap "kill -- -$$played" INT TERM; \
 	(set -x; $(BIN)/python -m pytest -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE) tests/engines) $(ARGS)) || [ $$? = 5 ]; \
 	status=$$?; renice -n 0 -g $$played >/dev/null 2>&1 || true; wait $$played || status=$$?; cat build/seeds.log; exit $$status
