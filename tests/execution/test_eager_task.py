@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
@@ -205,6 +206,30 @@ async def test_nested() -> None:
 
     assert start(outer()) is None
     assert seen[0] is not seen[1]
+
+
+async def test_the_result_that_a_task_waited_for_is_its_coroutines_alone() -> None:
+    class Value:
+        pass
+
+    async def work(waiting: asyncio.Future[Any]) -> None:
+        await waiting
+
+    for cancelled in (False, True):
+        waiting = asyncio.get_running_loop().create_future()
+        task = suspended(work(waiting))
+        if cancelled:
+            await asyncio.sleep(0)
+            waiting.cancel()
+        else:
+            value = Value()
+            waiting.set_result(value)
+            seen = weakref.ref(value)
+            del value
+        del waiting
+        await asyncio.wait([task])
+        assert task.done()
+        assert cancelled or seen() is None
 
 
 async def test_a_task_is_destroyed_after_the_coroutine_that_it_runs() -> None:

@@ -137,7 +137,7 @@ def _rest(coroutine: Coroutine[Any, Any, None], task: _EagerTask) -> Generator[A
             return
         if task.refused is None and issubclass(type(error), asyncio.CancelledError) and asyncio.isfuture(task.waiting):
             task.waiting.cancel()
-        task.refused = None
+        task.waiting = task.refused = None
         try:
             task.waiting = coroutine.throw(error)
         except StopIteration:
@@ -146,4 +146,5 @@ def _rest(coroutine: Coroutine[Any, Any, None], task: _EagerTask) -> Generator[A
         rest.send(None)
         yield from rest
     else:
+        task.waiting = None  # its result is the coroutine's alone
         yield from coroutine
