@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 import zcactor as zc
 from zcactor.errors import ConnectionLost, RemoteError
+from zcactor.objects.promises import Promises
 from zcactor.objects.succession import Succession
 from zcactor.peers.requests import Requests
 from zcactor.rpc.call import Call
@@ -18,6 +20,13 @@ class Peer:
 
     def keep(self, refs: list[Any]) -> None:
         self.kept = refs
+
+
+class Owner:
+    """An actor whose values are referred to."""
+
+    def give(self) -> list[Any]:
+        return [zc.put(1)]
 
 
 @pytest.fixture
@@ -57,7 +66,7 @@ async def test_a_promise_without_an_outcome_fails_in_the_end(zc_runtime: zc.Runt
     call.label = "some.call"
     peer = await spawn(Peer)
     await peer.keep([zc.ObjectRef(call)])
-    await process.succession.hand_over(0.0)
+    await process.succession.hand_over(0.5)
     assert isinstance(call.error, zc.ObjectLost)
     assert "some.call had no outcome when its owner" in str(call.error)
 
@@ -84,3 +93,45 @@ async def test_a_peer_that_takes_nothing_over_ends_nothing(
         len([each for each in caplog.records if "did not take over" in each.getMessage() and each.levelno > 30])
         == lines
     )
+
+
+@pytest.mark.slow
+async def test_a_peer_that_takes_too_long_does_not_keep_a_process_from_its_end(
+    zc_runtime: zc.Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spawn: Any = zc.spawn
+    process: Any = zc_runtime.process
+    peer, ref = await spawn(Peer), zc.put(1)
+    await peer.keep([ref])
+    ask = Requests.ask
+
+    async def never(self: Requests, session: Any, method: str, *args: Any) -> Any:
+        await (asyncio.Event().wait() if method == "owner_ends" else ask(self, session, method, *args))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Requests, "ask", never)
+        async with asyncio.timeout(30.0):
+            await process.succession.hand_over(0.1)
+    assert process.succession.over
+    assert "has not taken over in time what it had leased here" in caplog.text
+    assert "this end has 0.1 s (shutdown_timeout)" in caplog.text
+
+
+@pytest.mark.slow
+async def test_a_value_that_was_not_taken_over_in_time_says_so(
+    zc_runtime: zc.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn: Any = zc.spawn
+    process: Any = zc_runtime.process
+    owner = await spawn(Owner)
+    [ref] = await owner.give()
+    asked = asyncio.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(Promises, "ask", lambda *_: asked.set())
+        place = owner._remote.session.peer_process
+        taking = asyncio.ensure_future(process.succession.take_over(place, {ref._call.holder.id}))
+        await asked.wait()
+        taking.cancel()  # as the end of the connection does
+        await asyncio.wait([taking])
+    with pytest.raises(zc.ObjectLost, match="has ended in order, and it could not be taken over: it had not come"):
+        await ref

@@ -48,6 +48,15 @@ def test_the_end_hands_over_what_was_kept() -> None:
     assert (len(table), table.total) == (0, 0)
 
 
+def test_grants_are_counted_for_ever() -> None:
+    table = LeaseTable()
+    for count in range(1, 4):
+        table.grant(1, None)
+        assert (table.granted, table.total) == (count, 1)
+        table.release(1, 1)
+        assert (table.granted, table.total) == (count, 0)
+
+
 @pytest.mark.parametrize(("object_id", "count", "held"), [(1, 3, 2), (1, 0, 2), (1, -1, 2), (2, 1, 0)])
 def test_releasing_what_is_not_held_is_the_peers_fault(object_id: int, count: int, held: int) -> None:
     table = LeaseTable()

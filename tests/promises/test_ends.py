@@ -59,6 +59,9 @@ class Writer:
         self.bytes.write(b"a line")
         return os.getpid()
 
+    def put(self) -> zc.ObjectRef[dict[str, int]]:
+        return zc.put({"a": 1})
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", "drop", "the end of the block", "shared"])
@@ -74,6 +77,53 @@ async def test_what_is_left_to_the_end_of_a_process_is_done(tmp_path: Path, how:
             await gone(pid)
     assert not alive(pid)
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    line = "a line"
+    assert found == {"of an attribute": line, "of a module": line, "of bytes": line, "__del__": "", "atexit": ""}
+
+
+@pytest.mark.slow
+async def test_calls_that_are_held_back_are_sent_before_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with zc.init(config=config()):
+        writer: Any = await Writer.spawn(tmp_path)
+        await writer.put()
+        session: Any = writer._remote.session
+        monkeypatch.setattr(type(session.connection), "turns_behind", lambda _: 3)
+        session.wire.heard = 0
+        writer.write()
+        assert writer._remote.session is None
+        del writer, session
+    assert (tmp_path / "of bytes").read_text() == "a line"
+
+
+@zc.actor
+class Keeper:
+    """An actor that computes on its loop while it keeps a reference."""
+
+    def keep(self, refs: list[Any]) -> None:
+        self.refs = refs
+
+    async def compute(self, until: Path) -> None:
+        """Compute until the process that writes to the FIFO `until` has opened it, and ended."""
+        until.read_bytes()
+
+
+@pytest.mark.slow
+async def test_a_holder_that_computes_does_not_keep_an_end_from_its_work(tmp_path: Path) -> None:
+    async with zc.init(config=config(2.0)):
+        writer: Any = await Writer.spawn(tmp_path)
+        keeper: Any = await Keeper.spawn()
+        pid = await writer.write()
+        await keeper.keep([await writer.put()])
+        os.mkfifo(tmp_path / "until")
+        computing = keeper.compute(tmp_path / "until")
+        await zc.stop(writer)
+        assert not alive(pid)
+        (tmp_path / "until").write_bytes(b"now")
+        (tmp_path / "until").unlink()
+        await computing
+        found = {path.name: path.read_text() for path in tmp_path.iterdir()}
     line = "a line"
     assert found == {"of an attribute": line, "of a module": line, "of bytes": line, "__del__": "", "atexit": ""}
 

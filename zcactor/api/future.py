@@ -400,8 +400,9 @@ def put(value: T) -> ObjectRef[T]:
     holds a reference, or is being sent one, gets the value before, and is its owner from then on. A reference that was
     not unpacked yet counts, in a result, an item or another value. So does the result of a call of this actor: its
     outcome is waited for, up to half of `Config.shutdown_timeout`. Awaiting a reference raises `ObjectLost` where that
-    outcome did not come in time, or the holder's store had no room for the bytes (the text says that the owner has
-    ended in order), where this process was killed, and where it was a program's, which hands over nothing at its end.
+    outcome did not come in time, where the holder did not have the bytes after four fifths of that time (they are many,
+    or it computed on its loop meanwhile) or had no room for them, where this process was killed, and where it was a
+    program's, which hands over nothing at its end.
 
     Args:
         value: any value that can be passed to an actor.

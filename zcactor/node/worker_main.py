@@ -32,6 +32,7 @@ from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process import context
 from zcactor.process.loops import new_event_loop
 from zcactor.rpc.messages import Flags
+from zcactor.workers.zygote import flush_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -47,9 +48,6 @@ logger = logging.getLogger("zcactor")
 _FIRST_LOOK, _LAST_LOOK = 0.1, 1.0
 """Seconds between two looks whether a process without an actor is needed: callers are told where the actor is now, and
 may be about to read its results."""
-_FOR_OUTCOMES = 0.5
-"""Part of the time of an end in which a process waits for the outcomes of promises that others hold. The rest is for
-handing them over, and for exit functions."""
 
 
 class ActorIdentity:
@@ -190,7 +188,8 @@ class Worker:
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK)
-        await self.process.succession.hand_over(self.process.config.shutdown_timeout * _FOR_OUTCOMES)
+        flush_files()
+        await self.process.succession.hand_over(self.process.config.shutdown_timeout)
         self.process.leaving = True
         self.finish()
 
@@ -228,7 +227,8 @@ class Worker:
         ]
         if idle:
             await asyncio.wait(idle, timeout=grace)
-        await self.process.succession.hand_over((until - self.process.loop.time()) * _FOR_OUTCOMES)
+        flush_files()  # the process is killed where the rest takes too long
+        await self.process.succession.hand_over(until - self.process.loop.time())
         flush_output()
         self.process.loop.call_soon(self.finish)
 

@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["Succession"]
 
 logger = logging.getLogger("zcactor")
+_FOR_OUTCOMES: Final = 0.5
+_FOR_VALUES: Final = 0.8
+"""Parts of the time of an end: in the one promises that peers hold get their outcomes, in the other peers get values.
+The rest is for exit functions."""
+_AT_ONCE: Final = 4
+"""Values that a process takes over at once: at the end of the time there should be few that have not come whole."""
+_LATE: Final = "it had not come when the time of that end (shutdown_timeout) was over"
 _LOOK: Final = 0.1
 """Seconds until the next look whether promises without an outcome are still held."""
 
@@ -71,21 +78,31 @@ class Succession:
 
     # ---------------------------------------------------------------- the process that ends
 
-    async def hand_over(self, patience: float) -> None:
+    async def hand_over(self, time: float) -> None:
         """Have each peer get the values that it has leased. Then lease nothing more.
 
         Args:
-            patience: seconds to wait for the outcomes of promises that peers hold. A promise without an outcome fails
-                then, for all who hold it.
+            time: seconds of this end. A promise that peers hold and that has no outcome after half of them fails, for
+                all who hold it. A value that a peer has not got after four fifths of them is lost to that peer.
         """
-        until = self._tasks.loop.time() + patience
-        told: dict[LeaseTable, dict[int, int]] = {}
+        begun = self._tasks.loop.time()
+        try:
+            async with asyncio.timeout_at(begun + time * _FOR_VALUES):
+                await self._hand_all_over(begun + time * _FOR_OUTCOMES)
+        except TimeoutError:
+            logger.warning("this end has %.3g s (shutdown_timeout), which were not enough for all values", time)
+        self.over = True
+        self._promises.exports.clear()
+
+    async def _hand_all_over(self, until: float) -> None:
+        begun = self._tasks.loop.time()
+        told: dict[LeaseTable, tuple[int, set[int]]] = {}
         while True:
             news, open_calls = self._news(told)
             if news:
                 await all_of([self._tell(session, leased) for session, leased in news])
             elif not open_calls:
-                break
+                return
             elif self._tasks.loop.time() < until:
                 await _known(open_calls)
             else:
@@ -93,33 +110,33 @@ class Succession:
                     call.fail(
                         ObjectLost(
                             f"{call.label} had no outcome when its owner, pid {self._pid}, ended in order, and had "
-                            f"waited for it for {patience:.3g} s; await it before the end"
+                            f"waited for it for {until - begun:.3g} s; await it before the end"
                         )
                     )
-        self.over = True
-        self._promises.exports.clear()
 
-    def _news(self, told: dict[LeaseTable, dict[int, int]]) -> tuple[list[tuple[Session, list[int]]], list[Call]]:
-        """The objects that each peer has leased and that were not named to it, and the leased promises without an
+    def _news(self, told: dict[LeaseTable, tuple[int, set[int]]]) -> tuple[list[tuple[Session, list[int]]], list[Call]]:
+        """The objects that each peer has leased and that it may have to get, and the leased promises without an
         outcome.
 
         Args:
-            told: the number of leases that each peer knows, by their table and by object id; it is brought up to date.
+            told: by their tables the number of leases that were granted so far, and the objects that the peer was told
+                of; brought up to date. After a further lease it is told of all: it may have let an object go between.
         """
         news: list[tuple[Session, list[int]]] = []
         open_calls: list[Call] = []
         for session in self._sessions.all():
             if session.peer_process == self._sessions.process or session.closed is not None or session.is_replaced:
                 continue
-            before, now = told.get(session.leases, {}), {}
-            for object_id, (count, keep) in session.leases.kept().items():
+            granted, known = session.leases.granted, set[int]()
+            for object_id, keep in session.leases.kept().items():
                 if isinstance(keep, Call) and not keep.known:
                     open_calls.append(keep)
                 else:
-                    now[object_id] = count
-            told[session.leases] = now
-            if new := [object_id for object_id, count in now.items() if count > before.get(object_id, 0)]:
-                news.append((session, new))
+                    known.add(object_id)
+            before = told.get(session.leases, (0, set()))
+            told[session.leases] = granted, known
+            if new := known if granted != before[0] else known - before[1]:
+                news.append((session, sorted(new)))
         return news, open_calls
 
     async def _tell(self, session: Session, leased: list[int]) -> None:
@@ -129,6 +146,9 @@ class Succession:
             logger.exception("%s did not take over what it had leased here", self._name(session))
         except ZcactorError as error:  # it has ended as well
             logger.debug("%s did not take over what it had leased here: %s", self._name(session), error)
+        except asyncio.CancelledError:
+            logger.warning("%s has not taken over in time what it had leased here", self._name(session))
+            raise
 
     def _name(self, session: Session) -> str:
         return self._sessions.describe(session.peer_process)
@@ -148,39 +168,57 @@ class Succession:
             return
         promises: dict[int, list[RefHolder]] = {}
         remote: list[RemoteLease] = []
+        places = asyncio.Semaphore(_AT_ONCE)
         for holder in self._locations.held.of(owner):
             if not isinstance(holder, RefHolder):
                 remote.append(holder)
             elif holder.id in leased:
                 promises.setdefault(holder.id, []).append(holder)
-        await all_of([*map(self._take_promise, promises.values()), *map(self._take_bytes, remote)])
+        await all_of(
+            [self._take_promise(each, places) for each in promises.values()]
+            + [self._take_bytes(each, places) for each in remote]
+        )
 
-    async def _take_promise(self, holders: Sequence[RefHolder]) -> None:
+    async def _take_promise(self, holders: Sequence[RefHolder], places: asyncio.Semaphore) -> None:
         """Have the outcome of a promise as one of this process, for all holders of it."""
         owner, object_id = holders[0].owner, holders[0].id
         call = Call(self._sessions.process, self._tasks.loop, self._tasks.thread)
         call.holder, call.retrieved = holders[0], True
         done: asyncio.Future[None] = self._tasks.loop.create_future()
         call.add_waiter(done)
-        self._promises.ask(call)
-        await done
-        call.parts = [self._named(owner, part) for part in call.parts]
-        call.holder = None
-        self._locations.held.taken[owner, object_id] = call
-        for holder in holders:
-            holder.taken = call
+        try:
+            async with places:
+                self._promises.ask(call)
+                await done
+        finally:  # where this is cancelled, the owner has ended
+            if not call.known:
+                call.fail(ObjectLost(self._lost(owner, _LATE)))
+            elif type(call.error) is ObjectLost and self._sessions.used.get(owner) is None:
+                call.error = ObjectLost(self._lost(owner, str(call.error)))
+            call.parts = [self._named(owner, part) for part in call.parts]
+            call.holder = None
+            self._locations.held.taken[owner, object_id] = call
+            for holder in holders:
+                holder.taken = call
 
-    async def _take_bytes(self, lease: RemoteLease) -> None:
-        part = Part(lease.kind, lease, lease.offset, lease.nbytes, lease.authenticate)
-        lease.taken = self._named(lease.owner, await self._locations.read(part))
+    async def _take_bytes(self, lease: RemoteLease, places: asyncio.Semaphore) -> None:
+        wanted = Part(lease.kind, lease, lease.offset, lease.nbytes, lease.authenticate)
+        found = wanted._replace(holder=LostPart(_LATE))
+        try:
+            async with places:
+                found = await self._locations.read(wanted)
+        finally:
+            lease.taken = self._named(lease.owner, found)
 
     def _named(self, owner: bytes, part: Part) -> Part:
         """The part; one that was lost names the end in its error."""
         if not isinstance(part.holder, LostPart):
             return part
+        return part._replace(holder=LostPart(self._lost(owner, part.holder.reason)))
+
+    def _lost(self, owner: bytes, why: str) -> str:
         place = self._sessions.describe(owner)
-        text = f"its owner, {place}, has ended in order, and it could not be taken over: {part.holder.reason}"
-        return part._replace(holder=LostPart(text))
+        return f"its owner, {place}, has ended in order, and it could not be taken over: {why}"
 
 
 async def _known(calls: Sequence[Call]) -> None:

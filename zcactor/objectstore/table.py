@@ -19,14 +19,14 @@ __all__ = ["LeaseTable"]
 class LeaseTable:
     """The leases of one peer, by object id. Not thread-safe: its session serialises the calls."""
 
-    __slots__ = ("_counts", "_keeps", "_next_pin", "_total")
+    __slots__ = ("_counts", "_keeps", "_next_pin", "_released", "_total")
 
     def __init__(self) -> None:
         # Two tables and no object with both: one would be made for each array that is passed.
         self._counts: dict[int, int] = {}
         self._keeps: dict[int, Any] = {}
         self._next_pin = 1
-        self._total = 0
+        self._total = self._released = 0
 
     def __len__(self) -> int:
         """The number of objects on which the peer holds a lease."""
@@ -37,13 +37,18 @@ class LeaseTable:
         """The number of leases: an object that was sent twice counts twice."""
         return self._total
 
+    @property
+    def granted(self) -> int:
+        """The number of leases so far, with those that were released."""
+        return self._total + self._released
+
     def count(self, is_wanted: Callable[[Any], bool]) -> int:
         """The number of leases on objects whose holder is wanted."""
         return sum(self._counts.get(object_id, 0) for object_id, keep in self._keeps.copy().items() if is_wanted(keep))
 
-    def kept(self) -> dict[int, tuple[int, Any]]:
-        """The objects on which the peer holds leases, by id: the number of leases, and the holder."""
-        return {object_id: (self._counts.get(object_id, 0), keep) for object_id, keep in self._keeps.copy().items()}
+    def kept(self) -> dict[int, Any]:
+        """The holders of the objects on which the peer holds leases, by id."""
+        return self._keeps.copy()
 
     def grant(self, object_id: int, keep: object) -> None:
         """Note one more lease on `object_id`, because the peer is being sent a reference.
@@ -78,6 +83,7 @@ class LeaseTable:
         if not 0 < count <= held:
             raise ProtocolError(f"the peer released {count} leases on object {object_id:#018x} and holds {held}")
         self._total -= count
+        self._released += count
         if count == held:
             del self._counts[object_id], self._keeps[object_id]
         else:

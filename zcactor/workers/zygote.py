@@ -39,6 +39,7 @@ __all__ = [
     "adopt_orphans",
     "adopts_orphans",
     "children_of_ours",
+    "flush_files",
     "kill_group",
     "kill_orphans",
     "outlive_sigterm",
@@ -281,13 +282,14 @@ def _run_exit_functions() -> None:
     The memory is left as it is: arrays of this process may be read by others, and by its own threads. Errors are
     printed.
     """
-    _flush_files()  # the collector may close the bytes of a text file before its text is written
+    flush_files()  # the collector may close the bytes of a text file before its text is written
     gc.collect()
     atexit._run_exitfuncs()
-    _flush_files()
+    flush_files()
 
 
-def _flush_files() -> None:
+def flush_files() -> None:
+    """Write what the open files of this process have buffered. Errors are printed."""
     files = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
     for file in sorted(files, key=lambda each: not issubclass(type(each), io.TextIOBase)):  # text goes to bytes first
         try:
