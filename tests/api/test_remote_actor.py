@@ -405,6 +405,20 @@ def end_unread(remote: RemoteActor, pid: int) -> None:
 
 
 @pytest.mark.slow
+async def test_a_call_is_sent_at_once_where_nothing_lies_unread() -> None:
+    """Also where nothing has come by the connection for long."""
+    handle: Any = await Dying.spawn()
+    await handle.pid()
+    remote: Any = handle._remote
+    session = remote.session
+    sent, session.wire.heard = session.wire.sent, 0
+    call = handle.pid()
+    assert remote.session is session
+    assert session.wire.sent == sent + 1
+    await call
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["in frames", "without credit"])
 async def test_calls_that_a_busy_loop_has_not_sent_go_where_the_actor_lives_by_then(how: str) -> None:
     """Later calls of a turn are sent at its end, when the peer has ended."""

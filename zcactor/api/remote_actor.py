@@ -360,11 +360,15 @@ class RemoteActor:
         if self.death is not None:
             return
         peer = session.peer_process
-        in_use = session.closed is None and self.process.sessions.used.get(peer) is session
-        if in_use and (self._returned or self.location[0] != peer):
+        new = None if session.closed is not None else self.process.sessions.used.get(peer)
+        if new is None:
+            await self._open()
+        elif self._returned or self.location[0] != peer:
             self._left = True
             await self._leave_for_next(session)
-        elif not (in_use and self._drain(session, index)):
+        elif new is not session:
+            await self._go_over(session, new, index)
+        elif not self._drain(session, index):
             await self._open()
 
     async def change(self, old: Session, new: Session) -> None:
@@ -375,6 +379,9 @@ class RemoteActor:
             index, self.route = self.route[1], None
             self._opening = True
             self.connected.clear()
+        await self._go_over(old, new, index)
+
+    async def _go_over(self, old: Session, new: Session, index: int) -> None:
         try:
             # Another thread may be about to send by `old`; it has sent by the time of the second answer.
             await self.process.requests.ask(old, "ping")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -38,6 +39,8 @@ _AGENT_END = 3.0
 """Seconds from the agent's last answer, or from the end of its control socket, until it is killed."""
 _END_PATIENCE = 0.5
 """Seconds after which the end of a program logs what it waits for."""
+_SENDING = 1.0
+"""Seconds in which calls that wait for a connection are sent, before their actors end."""
 _NAMED = 3
 """Calls that this log line names, and methods in the one about calls that have not run."""
 _NOT_RUN = (Status.NO_SUCH_ACTOR, Status.STOPPED, Status.KILLED, Status.MOVED)
@@ -79,7 +82,7 @@ class Runtime(ABC):
         process.tasks.closing = True  # actors end from here on, and the agent is asked for no cause
         grace = self.config.shutdown_timeout
         begun = list(self.unfinished())
-        ending = asyncio.ensure_future(self._end_actors(grace))
+        ending = asyncio.ensure_future(self._end_in_order(grace))
         telling = process.loop.call_later(_END_PATIENCE, self._tell_waiting, grace, asyncio.current_task())
         try:
             await asyncio.wait({ending}, timeout=grace)
@@ -99,6 +102,17 @@ class Runtime(ABC):
                 await self._ended()
             finally:
                 self.end_now()
+
+    async def _end_in_order(self, grace: float) -> None:
+        """Send the calls that wait for a connection, as far as that takes a moment, and ask for the end of the
+        actors."""
+        loop = self.process.loop
+        until = loop.time() + grace
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(_SENDING, grace)):
+                for remote in list(self.process.sessions.remotes.values()):
+                    await remote.connected.wait()
+        await self._end_actors(until - loop.time())
 
     def _tell_waiting(self, grace: float, task: asyncio.Task[Any] | None) -> None:
         """Log what the end of the program waits for, and how to end at once."""

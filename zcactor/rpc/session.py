@@ -211,14 +211,18 @@ class Session(Releasing):
 
     def is_behind(self) -> bool:
         """Whether a call must not be sent before the loop has read what has come: it did other things for long, and the
-        peer may have said that its actors have moved, and have ended. For calls of other threads, which need not wait
-        for the loop otherwise, it must be known that the peer has ended."""
+        peer may have said that its actors have moved, and have ended. Calls of other threads, which need not wait for
+        the loop otherwise, are held back by the end alone."""
         if not self.connection.lies_unread:
             return False
         heard = self._heard if self.wire is None else self.wire.heard / 1000
         if time.monotonic() - heard <= _BEHIND:
             return False
-        return threading.get_ident() == self.thread or self.connection.hung_up()
+        on_loop = threading.get_ident() == self.thread
+        behind: bool = self.connection.turns_behind() > 0 if on_loop else self.connection.hung_up()
+        if on_loop and not behind:
+            self.caught_up()
+        return behind
 
     def caught_up(self) -> None:
         """Note that the loop has read what had come."""

@@ -126,7 +126,8 @@ class Connection(Protocol):
         system reports the ends of its processes."""
 
     def turns_behind(self) -> int:
-        """The number of turns of the loop after which all is read that has come by now, at most."""
+        """The number of turns of the loop after which all is read that has come by now, at most; 0 where nothing, not
+        the peer's end either, lies unread. The loop's thread asks."""
 
     def hung_up(self) -> bool:
         """Whether the peer is known to have ended the connection, although its last frames may not be read yet. Any

@@ -181,6 +181,16 @@ async def test_abort_from_another_thread(wired: Wired) -> None:
     assert await recorder.wait_lost() is None
 
 
+async def test_other_threads_see_the_peers_end_before_and_after_the_loop_does(wired: Wired) -> None:
+    connection, recorder, far = wired
+    assert not await asyncio.to_thread(connection.hung_up)
+    assert connection.turns_behind() == 0
+    far.close()
+    assert connection.hung_up() and connection.turns_behind() > 0
+    await recorder.wait_lost()
+    assert await asyncio.to_thread(connection.hung_up)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 async def test_abort_in_a_forked_child_harms_nobody(wired: Wired) -> None:
     connection, recorder, far = wired

@@ -92,6 +92,7 @@ class StreamConnection(BaseConnection):
         self._fd = sock.fileno()
         self._hangup = select.epoll(1)
         self._hangup.register(self._fd, select.EPOLLRDHUP)
+        self._hangup_lock = threading.Lock()  # other threads ask, while the loop's closes
         self._recv_into = sock.recv_into
         self._sealed = sock if isinstance(sock, SealedSocket) else None
         self._native = native
@@ -130,11 +131,14 @@ class StreamConnection(BaseConnection):
         unread = array.array("i", [0])
         if not self._lost:
             fcntl.ioctl(self._fd, termios.FIONREAD, unread)
+        if not unread[0] and not self.hung_up():
+            return 0
         return super().turns_behind() + unread[0] // (RECEIVE_NBYTES // 2)
 
     def hung_up(self) -> bool:
         """See `zcactor.transport.base.Connection`."""
-        return self._lost or bool(self._hangup.poll(0))
+        with self._hangup_lock:
+            return self._hangup.closed or bool(self._hangup.poll(0))
 
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
@@ -349,7 +353,8 @@ class StreamConnection(BaseConnection):
         self._loop.remove_reader(self._fd)
         self._loop.remove_reader(self._hangup.fileno())
         self._loop.remove_writer(self._fd)
-        self._hangup.close()
+        with self._hangup_lock:
+            self._hangup.close()
         self._sock.close()
         self._drained.set()
         self._fence(functools.partial(self._report_later, cause))

@@ -21,6 +21,7 @@ import errno
 import logging
 import mmap
 import os
+import select
 import threading
 import zlib
 from collections import deque
@@ -284,6 +285,13 @@ class Engine:
             self._polling = more
             if more:
                 self.loop.call_soon(self._turn)
+
+    def has_unread(self, *others: int) -> bool:
+        """Whether completions may wait that were not reported, or one of the descriptors `others` can be read."""
+        waiting = select.poll()
+        for fd in (self.cq.fd, *others):
+            waiting.register(fd, select.POLLIN)
+        return self._polling or bool(waiting.poll(0))
 
     def poll_now(self) -> None:
         """Take all waiting completions, without waiting for the event."""

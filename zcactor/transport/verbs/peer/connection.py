@@ -380,6 +380,12 @@ class VerbsConnection(BaseConnection):
         """A number that changes with each message; see `zcactor.transport.base.Connection`."""
         return self._inbox.expected
 
+    def turns_behind(self) -> int:
+        """See `zcactor.transport.base.Connection`."""
+        link = self._link
+        quiet = not self._lost and link is not None and not self._engine.has_unread(link.fileno())
+        return 0 if quiet else super().turns_behind()
+
     def describe(self) -> str:
         """Describe both ends of the path, the eager limit and its reason, and the problems of pulls so far."""
         engine = self._engine

@@ -54,6 +54,10 @@ class Link:
         self._liveness = Liveness(sock, loop, lambda how: self._end(how, timed_out()))
         loop.add_reader(sock.fileno(), self._on_readable)
 
+    def fileno(self) -> int:
+        """The descriptor of the socket; -1 once it is closed."""
+        return self._sock.fileno()
+
     def tell(self, message: Message) -> None:
         """Send `message`. Bytes that the system does not take now are sent later. Nothing happens after the end."""
         if not self._over:
