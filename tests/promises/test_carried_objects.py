@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import functools
 import pickle
 import subprocess
@@ -152,6 +153,39 @@ def test_what_an_array_carries_is_named_where_it_cannot_be_sent(tmp_path: Path) 
             explaining.explain(TypeError("cannot pickle '_thread.lock' object"), [("argument 1", [value])])
     mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=5)  # its map travels as bytes
     assert explaining._probe([noted.view(np.ndarray), mapped]) is None
+
+
+def _dividing(self: object) -> None:
+    raise ZeroDivisionError
+
+
+class _Undirected(type):
+    __dir__ = _dividing  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("fields", [{"__dict__": property(_dividing)}, {"__dict__": 5}, {"__module__": None}, None])
+def test_a_class_that_cannot_be_looked_at_leaves_the_error_as_it_is(fields: dict[str, Any] | None) -> None:
+    made: Any = (type if fields else _Undirected)(
+        "Odd", (), {"__reduce__": lambda _: (5, (threading.Lock(),)), **(fields or {})}
+    )
+    explaining.explain(TypeError("cannot pickle '_thread.lock' object"), [("argument 1", made())])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen(Exception):
+    __notes__: Any = None
+
+
+@pytest.mark.parametrize("notes", [None, "a text"])
+def test_an_error_of_the_users_keeps_its_class_where_the_part_is_named(notes: Any) -> None:
+    class Refusing:
+        def __reduce__(self) -> Any:
+            raise error
+
+    error = _Frozen(notes) if notes else type("Plain", (Exception,), {"__setattr__": _dividing})()
+    explaining.explain(error, [("argument 1", Refusing())])
+    told = vars(error).get("__notes__")
+    assert told == notes if notes else "argument 1 cannot be sent" in str(told)
 
 
 @pytest.mark.parametrize("place", [0, 1, 49_999, 99_998, 99_999])

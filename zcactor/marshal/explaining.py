@@ -57,7 +57,10 @@ def explain(error: BaseException, values: list[tuple[str, Any]]) -> None:
     Raises:
         Exception: an error of the type of `error` that names the part, where that is a type that pickle itself raises.
     """
-    found = _explained(error, values)
+    try:
+        found = _explained(error, values)
+    except Exception:  # parts of any class were asked, which may raise anything: `error` is left as it is
+        return
     try:
         if found is not None:
             raise found from None
@@ -88,7 +91,9 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
         if type(error) in _PLAIN:
             bare(error, None)  # it becomes the context, and its frames would keep the values
             return type(error)(told)
-        BaseException.add_note(error, told)
+        notes = fields_of(error).setdefault("__notes__", [])
+        if type(notes) is list:
+            notes.append(told)
         return None
     return None
 
