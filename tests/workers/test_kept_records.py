@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 from collections.abc import Callable
@@ -122,6 +123,35 @@ def test_a_link_in_the_place_of_a_record_is_not_followed(tmp_path: Path) -> None
     content = target.read_bytes()
     assert not keep(str(path), b"other")
     assert target.read_bytes() == content
+
+
+def test_records_of_killed_processes_go_when_the_next_one_is_written(child: subprocess.Popen[bytes]) -> None:
+    started = started_at(child.pid) or 0
+    kept(2, pid=child.pid, started=started)
+    kept(3, pid=child.pid, started=started, space="elsewhere")
+    kept(4, pid=child.pid, started=started)
+    folder = Path(kept_path("", os.environ)).parent
+    assert len(os.listdir(folder)) == 3
+    child.kill()
+    child.wait()
+    ours = kept()
+    elsewhere = f"node-{3:032x}.json"
+    assert sorted(os.listdir(folder)) == [f"node-{ours.node}.json", elsewhere]
+
+
+def test_many_records_need_few_descriptors(tmp_path: Path) -> None:
+    for number in range(1, 61):
+        kept(number)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, before[1]))
+    try:
+        assert len(kept_nodes(os.environ)) == 60
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            kept_nodes(os.environ)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 # ---- which records count

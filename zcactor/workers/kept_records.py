@@ -5,7 +5,8 @@ have, and which the system removes at the last logout. So each node that a comma
 folder as well. Processes of another session find it by that, and meet it in its run directory as long as that is there.
 
 Other hosts may share the state folder, as over NFS, and pids mean another process there. So a record names the space in
-which its pid counts. It counts only where its process lives there. A process removes no record but its own.
+which its pid counts. It counts only where its process lives there. A process removes its own record, and those of
+processes that have ended in its space of pids.
 
 Two folders that were both named by ``XDG_RUNTIME_DIR`` keep their nodes apart as long as both are there.
 """
@@ -13,6 +14,7 @@ Two folders that were both named by ``XDG_RUNTIME_DIR`` keep their nodes apart a
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import logging
 import os
@@ -27,7 +29,7 @@ from zcactor.transport.os_process import pid_space, started_at
 from zcactor.workers.run_directory import PREFIX, base_directory, named_base
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Kept", "contents_in", "keep", "kept_nodes", "kept_path", "meeting_base", "nodes_apart", "out_of_reach"]
 
@@ -37,6 +39,7 @@ _PATTERN: Final = "node-*.json"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PRIVATE: Final = 0o077
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 _SOCKETS: Final = ("sock", "tcp", "verbs")
 """Suffixes of the files by which a process is found in a run directory."""
 
@@ -106,6 +109,7 @@ def keep(path: str, content: bytes) -> bool:
             if problem:
                 logger.info("this node is not recorded in %s, which %s", folder, problem)
                 return False
+            _sweep(into)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(part, flags, 0o600, dir_fd=into), "wb") as file:
                 os.fchmod(file.fileno(), 0o600)  # under any umask
@@ -118,32 +122,62 @@ def keep(path: str, content: bytes) -> bool:
 
 
 def contents_in(directory: Path, forbidden: int) -> list[bytes]:
-    """The contents of the records in a folder of this user. Facts about a file are asked of the open file, and not of
-    its name: in the temporary directory another user may exchange a link of his meanwhile.
+    """The contents of the records in a folder of this user.
 
     Args:
         directory: the folder.
         forbidden: the bits of a mode, of folder or file, with which nothing is read.
+
+    Raises:
+        OSError: no descriptor is left (EMFILE).
     """
-    found: list[bytes] = []
     with contextlib.ExitStack() as undo:
         try:
             folder = os.open(directory, _FOLDER)
             undo.callback(os.close, folder)
             if shared_by(os.fstat(folder), forbidden):
-                return found
-            names = sorted(fnmatch.filter(os.listdir(folder), _PATTERN))
-        except OSError:  # its last node has just removed it, or it is no directory
-            return found
-        for name in names:
-            try:
-                file = undo.enter_context(open(os.open(name, _FILE, dir_fd=folder), "rb"))
+                return []
+            return [content for _, _, content in _records_in(folder, forbidden)]
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise
+            return []  # its last node has just removed it, or it is no directory
+
+
+def _records_in(folder: int, forbidden: int) -> Iterator[tuple[str, os.stat_result, bytes]]:
+    """The records in an open folder: name, status and content. Facts about a file are asked of the open file, and not
+    of its name: in the temporary directory another user may exchange a link of his meanwhile."""
+    for name in sorted(fnmatch.filter(os.listdir(folder), _PATTERN)):
+        try:
+            with open(os.open(name, _FILE, dir_fd=folder), "rb") as file:
                 status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and not shared_by(status, forbidden):
-                    found.append(file.read())
-            except OSError:  # the node is just ending, or it is a link
-                continue
-    return found
+                if not stat.S_ISREG(status.st_mode) or shared_by(status, forbidden):
+                    continue
+                content = file.read()
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise
+            continue  # the node is just ending, or it is a link
+        yield name, status, content
+
+
+def _decoded(content: bytes) -> Kept | None:
+    try:
+        return msgspec.json.decode(content, type=Kept)
+    except (UnicodeDecodeError, msgspec.DecodeError):  # the file is not ours
+        return None
+
+
+def _sweep(folder: int) -> None:
+    """Remove the records of processes that were killed in this space of pids, and could not do it."""
+    here = pid_space()
+    for name, status, content in _records_in(folder, _PRIVATE):
+        record = _decoded(content)
+        if record is None or record.space != here or started_at(record.pid) == record.started:
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), status):
+                os.unlink(name, dir_fd=folder)
 
 
 def kept_nodes(environ: Mapping[str, str]) -> list[tuple[Kept, bytes]]:
@@ -157,11 +191,8 @@ def kept_nodes(environ: Mapping[str, str]) -> list[tuple[Kept, bytes]]:
         return []
     found, here = [], pid_space()
     for content in contents_in(Path(path).parent, _PRIVATE):
-        try:
-            record = msgspec.json.decode(content, type=Kept)
-        except (UnicodeDecodeError, msgspec.DecodeError):  # the file is not ours
-            continue
-        if record.space == here and started_at(record.pid) == record.started:
+        record = _decoded(content)
+        if record is not None and record.space == here and started_at(record.pid) == record.started:
             found.append((record, content))
     return found
 
