@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509 import InvalidVersion
 
 from tests.transport.certificates import DAY, Authority
 from tests.transport.local_arena import TOKEN
@@ -418,6 +419,20 @@ def test_the_ends_that_certificates_can_state(authority: Authority, tmp_path: Pa
         before = datetime.now(UTC).replace(microsecond=0)
         tls = load_tls(authority.folder(tmp_path / str(years), ends_in=ends_in))
         assert before <= tls.ends - ends_in <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("error", [ValueError("a time without seconds"), InvalidVersion("version 4", 4)])
+def test_a_certificate_whose_end_cannot_be_read(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:  # fmt: skip
+    def refuse(_: bytes) -> None:
+        raise error
+
+    folder = authority.folder(tmp_path / "odd")
+    monkeypatch.setattr("cryptography.x509.load_der_x509_certificate", refuse)
+    assert load_tls(folder).ends > datetime.now(UTC) + 999 * 365 * DAY
+    assert f"no warning will come before the certificate in {folder} ends" in caplog.text
 
 
 async def test_a_connector_of_another_ca(endpoint: TcpEndpoint, foreign: Path) -> None:

@@ -328,17 +328,22 @@ def _load_folder(folder: Path) -> _Loaded:
         for context in (client, server):
             _load(context, folder, ca, copy, key)
     certificate = _first(chain, folder)
-    return _Loaded(client, server, certificate, _end_of(certificate))
+    return _Loaded(client, server, certificate, _end_of(certificate, folder))
 
 
-def _end_of(certificate: bytes) -> datetime:
-    """Return the time at which a certificate in DER ends; without the package ``cryptography`` the last one there
-    is."""
+def _end_of(certificate: bytes, folder: Path) -> datetime:
+    """Return the time at which a certificate in DER ends; the last one there is without the package ``cryptography``,
+    and where that takes the certificate for malformed."""
+    unknown = datetime.max.replace(tzinfo=UTC)
     try:
-        from cryptography.x509 import load_der_x509_certificate
+        from cryptography.x509 import InvalidVersion, load_der_x509_certificate
     except ImportError:
-        return datetime.max.replace(tzinfo=UTC)
-    return load_der_x509_certificate(certificate).not_valid_after_utc
+        return unknown
+    try:
+        return load_der_x509_certificate(certificate).not_valid_after_utc
+    except (ValueError, InvalidVersion) as error:  # OpenSSL has accepted it
+        log.warning("no warning will come before the certificate in %s ends, which cannot be read: %s", folder, error)
+        return unknown
 
 
 def _first(chain: bytes, folder: Path) -> bytes:
