@@ -25,6 +25,7 @@ import pytest
 
 from tests.cluster.hosts import Hosts
 from tests.driver.programs import PRELUDE, ROOT, Program, processes, until
+from zcactor.node import numeric_threads
 
 LOOPS = ("uvloop", "asyncio")
 
@@ -387,6 +388,14 @@ def test_threads_of_numpy_follow_the_environment_of_an_actor() -> None:
         {"env": {"OMP_NUM_THREADS": "3,2"}, "num_cpus": 1},
     ]
     assert threads_of(given, {}) == [(3, "3"), (1, None), (3, "1"), (3, "3,2")]
+
+
+def test_a_library_whose_path_is_no_text_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        "\udce9".encode()
+
+    monkeypatch.setattr(numeric_threads, "ThreadpoolController", refuse)
+    assert numeric_threads.loaded_libraries.__wrapped__() == []
 
 
 def test_threads_of_numpy_follow_the_processors_of_an_actor() -> None:

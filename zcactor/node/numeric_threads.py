@@ -8,6 +8,7 @@ variables.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 import re
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from threadpoolctl import LibController
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["follow_cpus", "follow_environment", "loaded_libraries", "read_too_early"]
 
@@ -75,5 +78,9 @@ def _set_loaded() -> None:
 def loaded_libraries() -> list[LibController]:
     """The libraries with threads that this process has loaded. They are looked up once, before a worker is forked: its
     actor's modules load further ones when its environment is set."""
-    found: list[LibController] = ThreadpoolController().lib_controllers
+    try:
+        found: list[LibController] = ThreadpoolController().lib_controllers
+    except (OSError, UnicodeError) as error:  # of a library in a folder whose name is no text
+        logger.info("threads of numeric libraries do not follow num_cpus: %s", error)
+        return []
     return found
