@@ -12,7 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.buggify import buggify
-from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, NoSuchActor, ObjectLost, ProtocolError
+from zcactor.errors import (
+    AuthenticationError,
+    ConnectionLost,
+    HeadUnavailable,
+    NoSuchActor,
+    ObjectLost,
+    ProtocolError,
+    ZcactorError,
+)
 from zcactor.process.absence import Absence
 from zcactor.process.epochs import Deposed
 from zcactor.process.head_places import HeadPlaces
@@ -329,7 +337,7 @@ class HeadLink:
         try:
             async with asyncio.timeout(_CALLED_BACK):
                 done: bool = await self.ask_members("call_back", process, self._sessions.process)
-        except (TimeoutError, ConnectionLost, HeadUnavailable):
+        except (TimeoutError, ZcactorError):
             return False
         return done
 
@@ -338,7 +346,7 @@ class HeadLink:
         try:
             session = await self._connections.connect(process)
             await self._requests.ask(session, "ping")
-        except (ConnectionLost, ProtocolError):
+        except (ZcactorError, OSError):  # OSError: no descriptor is left
             return False
         return True
 
