@@ -119,8 +119,8 @@ class Succession:
         outcome.
 
         Args:
-            told: by their tables the number of leases that were granted so far, and the objects that the peer was told
-                of; brought up to date. After a further lease it is told of all: it may have let an object go between.
+            told: by their tables the number of leases that were granted so far, and the objects that were named to the
+                peer; brought up to date. After a further lease all are named: it may have let an object go between.
         """
         news: list[tuple[Session, list[int]]] = []
         open_calls: list[Call] = []
