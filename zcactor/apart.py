@@ -20,6 +20,7 @@ __all__ = [
     "has_own_reduction",
     "made_of",
     "make",
+    "module_name",
     "module_of",
     "mro_of",
     "namespace_of",
@@ -59,10 +60,16 @@ def class_name(cls: type) -> str:
     return str.__str__(_qualname(cls))
 
 
+def module_name(cls: type) -> str:
+    """The name of a class's module; empty where the class has another object there."""
+    module = module_of(cls)
+    return module if type(module) is str else ""
+
+
 def type_name(cls: type) -> str:
     """The qualified name of a class, with its module unless that is ``builtins``."""
-    module, name = module_of(cls), class_name(cls)
-    return name if type(module) is not str or module == "builtins" else f"{module}.{name}"
+    module, name = module_name(cls), class_name(cls)
+    return name if module in ("", "builtins") else f"{module}.{name}"
 
 
 def text_of(error: BaseException) -> str:

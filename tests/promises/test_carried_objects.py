@@ -18,6 +18,7 @@ import pytest
 
 import zcactor as zc
 from tests import carried
+from tests.marshal.wire import Side
 from zcactor.config import Config
 from zcactor.marshal import explaining
 
@@ -169,6 +170,13 @@ def test_a_class_that_cannot_be_looked_at_leaves_the_error_as_it_is(fields: dict
         "Odd", (), {"__reduce__": lambda _: (5, (threading.Lock(),)), **(fields or {})}
     )
     explaining.explain(TypeError("cannot pickle '_thread.lock' object"), [("argument 1", made())])
+
+
+@pytest.mark.parametrize("module", [None, 5, ["no", "text"]])
+def test_the_module_of_a_class_may_be_no_text(module: Any) -> None:
+    odd: Any = type("Odd", (), {"__module__": module, "__reduce__": lambda _: (str, ("sent",))})
+    one = Side(b"p" * 16).marshaller
+    assert one.unpack(*one.pack(odd())) == "sent"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, overload
 
+from zcactor.apart import module_name
 from zcactor.api.gpus import empty_on
 from zcactor.later import np
 from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
@@ -214,7 +215,7 @@ def freeze(x: T) -> T:
     process = current()
     if isinstance(x, np.ndarray):
         return _frozen(process, x, alone=names <= _one_name())  # type: ignore[return-value]
-    if type(x).__module__.partition(".")[0] not in _OTHERS or is_on_gpu(x):
+    if module_name(type(x)).partition(".")[0] not in _OTHERS or is_on_gpu(x):
         what = "a GPU" if is_on_gpu(x) else "no array"
         raise TypeError(
             f"zc.freeze takes an array in host memory, and {type(x).__name__} is {what}; freeze the arrays in it one "

@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from zcactor.apart import module_name
+
 __all__ = ["KDL_CUDA", "Kind", "kind_of"]
 
 Kind = Literal["cupy", "torch", "interface", "dlpack"]
@@ -24,12 +26,12 @@ _KDL_CUDA_MANAGED: Final = 13
 def kind_of(value: object) -> Kind | None:
     """Return the way on which the array `value` is read; None for a value that is no array on a GPU."""
     cls = type(value)
-    if isinstance(value, np.ndarray) or cls.__module__.partition(".")[0] in _MORE:
+    if issubclass(cls, np.ndarray) or module_name(cls).partition(".")[0] in _MORE:
         return None
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
-    if cupy is not None and isinstance(value, cupy.ndarray):
+    if cupy is not None and issubclass(cls, cupy.ndarray):
         return "cupy" if cls is cupy.ndarray else None
-    if torch is not None and isinstance(value, torch.Tensor):
+    if torch is not None and issubclass(cls, torch.Tensor):
         tensor: Any = value
         strided = cls is torch.Tensor and tensor.is_cuda and tensor.layout is torch.strided
         return "torch" if strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg()) else None

@@ -18,7 +18,7 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import bare, fields_of, namespace_of, text_of, type_name
+from zcactor.apart import bare, fields_of, module_name, namespace_of, text_of, type_name
 from zcactor.errors import ZcactorError
 from zcactor.interface import shown
 from zcactor.later import np
@@ -134,7 +134,7 @@ def _prober_class() -> type[Any]:
             cls = type(value)
             if issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)):
                 return tuple, ([each for _, each in _parts_of_array(value)],)
-            if cls is Move or cls in registered or cls.__module__.partition(".")[0] in _LIBRARIES:
+            if cls is Move or cls in registered or module_name(cls).partition(".")[0] in _LIBRARIES:
                 return int, ()
             return super().reducer_override(value)
 

@@ -16,6 +16,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 from weakref import WeakSet, ref
 
+from zcactor.apart import module_name
 from zcactor.later import np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
@@ -274,7 +275,7 @@ def pickler_class() -> type[Any]:
             reduced = (
                 _reduce_subclass(self.packing, value, cls)
                 if issubclass(cls, np.ndarray)
-                else _reduce_foreign(self.packing, value, cls.__module__)
+                else _reduce_foreign(self.packing, value, module_name(cls))
             )
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
