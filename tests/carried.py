@@ -45,6 +45,17 @@ class Holder:
         self.held = held
 
 
+class Unasked:
+    """An object that is not to be asked for its class."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise ZeroDivisionError
+
+    def __reduce__(self) -> Any:
+        return Unasked, ()
+
+
 class Dividing:
     """An object that raises an error of its own where it is pickled."""
 

@@ -139,6 +139,8 @@ async def test_errors_of_pickling_name_the_part_and_what_to_do() -> None:
             "it consists of, or let its class say how it is pickled, by __reduce__"
         ]
         assert await carrier.take(1) == 1
+        assert await carrier.take(carried.Unasked()) == 1
+        await zc.spawn(carried.Holding, carried.Unasked())
 
 
 class Noted(np.ndarray[Any, Any]):

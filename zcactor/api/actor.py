@@ -289,8 +289,8 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise TypeError(f"{name} cannot be constructed: it is abstract (missing: {missing})")
     constructor_of(cls).check(args, kwargs)
-    args = tuple([await value if isinstance(value, ObjectRef) else value for value in args])
-    kwargs = {name: await value if isinstance(value, ObjectRef) else value for name, value in kwargs.items()}
+    args = tuple([await value if type(value) is ObjectRef else value for value in args])
+    kwargs = {name: await value if type(value) is ObjectRef else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
     within = _KEPT if merged.get("max_restarts") else 0
     recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, first=0))

@@ -278,8 +278,8 @@ def in_store(x: Any) -> bool:
         return bool(devices.holds(x if known is None else known))
     root = root_of(x)
     if process is None:
-        return isinstance(root, Block | Lease)
-    if isinstance(root, Block | Lease):
+        return issubclass(type(root), Block | Lease)
+    if issubclass(type(root), Block | Lease):
         return is_of(process.store, root)  # a runtime before this one has other blocks
     return process.store.contains(*byte_bounds(x))  # another library's view of the store is found by its address
 

@@ -71,7 +71,7 @@ def bind(remote: RemoteActor, spec: MethodSpec, args: tuple[Any, ...], kwargs: M
     first: GraphNode | None = None
     for value in (*args, *kwargs.values()):
         if type(value) is not GraphNode:
-            if isinstance(value, list | tuple | set) and any(type(each) is GraphNode for each in value):
+            if issubclass(type(value), list | tuple | set) and any(type(each) is GraphNode for each in value):
                 raise TypeError(
                     f"{spec.label}.bind(): a node lies within a {type(value).__name__}; give each node as an argument "
                     "of its own"

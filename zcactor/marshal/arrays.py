@@ -177,8 +177,8 @@ def root_of(array: Array) -> Any:
 
     For an array of the store this is its ``Block``, for an array received from a peer its ``Lease``.
     """
-    base = array.base
-    while isinstance(base, np.ndarray):
+    base: Any = array.base
+    while issubclass(type(base), np.ndarray):
         inner = base.base
         if inner is None:
             return None
@@ -188,8 +188,8 @@ def root_of(array: Array) -> Any:
 
 def innermost(array: Array) -> Array:
     """The innermost ndarray of `array`: it owns the memory, or its base is the result of `root_of`."""
-    base = array.base
-    while isinstance(base, np.ndarray):
+    base: Any = array.base
+    while issubclass(type(base), np.ndarray):
         array, base = base, base.base
     return array
 

@@ -272,12 +272,9 @@ def pickler_class() -> type[Any]:
             entry = registered.get(cls)
             if entry is not None:
                 return _unpack, (entry[0], entry[1](self.packing, value))
-            reduced = (
-                _reduce_subclass(self.packing, value, cls)
-                if issubclass(cls, np.ndarray)
-                else _reduce_foreign(self.packing, value, module_name(cls))
-            )
-            return super().reducer_override(value) if reduced is NotImplemented else reduced
+            if issubclass(cls, np.ndarray):
+                return _reduce_subclass(self.packing, value, cls)
+            return _reduce_foreign(self.packing, value, module_name(cls))  # cloudpickle overrides no more than above
 
     return Pickler
 

@@ -75,7 +75,7 @@ def closable(array: Array) -> bool:
     root = root_of(array)
     if type(array) is not np.ndarray and array.base is not None:
         return False
-    if isinstance(root, Block | Lease):
+    if issubclass(type(root), Block | Lease):
         if root.array is not None and root.array() is array:
             return True
     elif root is not None and type(root) is not bytes:
@@ -86,7 +86,7 @@ def closable(array: Array) -> bool:
 def _holder(store: Store, array: Array) -> Block | Lease | None:
     """The holder of the memory of `array` in `store`, or received from another one; None for other memory."""
     root = root_of(array)
-    if isinstance(root, Block | Lease):
+    if issubclass(type(root), Block | Lease):
         return root if is_of(store, root) else None
     return store.block_at(*byte_bounds(array))
 
@@ -144,7 +144,7 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
 def _chain(array: Array) -> Iterator[Array]:
     """An array, and the arrays that it is a view of."""
     base: Any = array
-    while isinstance(base, np.ndarray):
+    while issubclass(type(base), np.ndarray):
         yield base
         base = base.base
 
