@@ -17,6 +17,7 @@ from zcactor.control.drain import RESPONSE
 from zcactor.errors import ZcactorError
 from zcactor.peers.unseen import ENDS
 from zcactor.process import context
+from zcactor.process.tasks import all_of
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from zcactor.assembly.process import Process
     from zcactor.config import Config
     from zcactor.rpc.call import Call
+    from zcactor.rpc.session import Session
     from zcactor.workers.orphans import LastResort
     from zcactor.workers.run_directory import RunDirectory
 
@@ -40,7 +42,7 @@ _AGENT_END = 3.0
 _END_PATIENCE = 0.5
 """Seconds after which the end of a program logs what it waits for."""
 _SENDING = 1.0
-"""Seconds in which calls that wait for a connection are sent, before their actors end."""
+"""Seconds in which actors receive the calls that were made, before they are asked to end."""
 _NAMED = 3
 """Calls that this log line names, and methods in the one about calls that have not run."""
 _NOT_RUN = (Status.NO_SUCH_ACTOR, Status.STOPPED, Status.KILLED, Status.MOVED)
@@ -104,15 +106,21 @@ class Runtime(ABC):
                 self.end_now()
 
     async def _end_in_order(self, grace: float) -> None:
-        """Send the calls that wait for a connection, as far as that takes a moment, and ask for the end of the
-        actors."""
-        loop = self.process.loop
-        until = loop.time() + grace
+        """Ask for the end of the actors, once they have received all calls, or those that they do in a moment."""
+        process = self.process
+        until = process.loop.time() + grace
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(_SENDING, grace)):
-                for remote in list(self.process.sessions.remotes.values()):
+                called = [remote for remote in list(process.sessions.remotes.values()) if remote.unfinished]
+                for remote in called:
                     await remote.connected.wait()
-        await self._end_actors(until - loop.time())
+                # A call by one connection and the word of the end by others arrive in any order.
+                await all_of(map(self._received, {remote.session for remote in called} - {None}))
+        await self._end_actors(until - process.loop.time())
+
+    async def _received(self, session: Session) -> None:
+        with contextlib.suppress(ZcactorError):  # the connection is lost, and its calls are, too
+            await self.process.requests.ask(session, "ping")
 
     def _tell_waiting(self, grace: float, task: asyncio.Task[Any] | None) -> None:
         """Log what the end of the program waits for, and how to end at once."""
