@@ -56,7 +56,7 @@ def test_many_nodes() -> None:
 @pytest.mark.parametrize("workload", list(WORKLOADS))
 def test_a_cluster_that_loses_its_head(workload: str) -> None:
     whole = draw(1, 4, 8.0, (workload,), list(WORKLOADS))
-    run = play(replace(whole, faults=(Fault(5.0, "head", ("h0",)), Fault(5.5, "off", ("h1",), 1.0))))
+    run = play(replace(whole, faults=(Fault(3.0, "head", ("h0",)), Fault(3.5, "off", ("h1",), 1.0))))
     assert run.record.sometimes["the head's host is gone"] == 1
     assert {loop.name[0] for loop in run.world.loops.values()} == {"d", "f"}, "the driver, and the faults"
 
