@@ -322,3 +322,11 @@ def test_a_directory_that_was_made_anew_has_no_sockets_of_the_node(session: Path
     told, gone = out_of_reach(NAMES, path, os.environ)
     assert gone and told.count("the node at") == 2
     assert told.count("loginctl") == 1
+
+
+def test_a_standby_that_has_no_sockets_yet_has_lost_nothing(tmp_path: Path) -> None:
+    path = run_directory(tmp_path / "run")
+    kept(2, directory=str(path), role="standby")
+    assert out_of_reach(NAMES, path, os.environ) == ("", False)
+    kept(2, directory=str(path))
+    assert out_of_reach(NAMES, path, os.environ)[1]

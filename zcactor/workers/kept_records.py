@@ -55,6 +55,7 @@ class Kept(msgspec.Struct, frozen=True):
     directory: str
     session: str
     cluster: str = ""
+    role: str = ""
 
     @property
     def process(self) -> str:
@@ -244,6 +245,8 @@ def out_of_reach(names: Sequence[str], directory: Path, environ: Mapping[str, st
     apart: dict[str, list[str]] = {}
     lost: dict[str, list[str]] = {}
     for record in _of(names, environ):
+        if record.role == "standby":  # it has sockets once it leads
+            continue
         if not any((directory / f"{record.process}.{suffix}").exists() for suffix in _SOCKETS):
             group, place = (apart, record.session) if record.is_apart else (lost, record.directory)
             group.setdefault(place, []).append(record.described)
