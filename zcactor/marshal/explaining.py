@@ -13,12 +13,13 @@ from types import (
     CoroutineType,
     FunctionType,
     GeneratorType,
+    GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
 )
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import bare, fields_of, module_name, namespace_of, text_of, type_name
+from zcactor.apart import bare, class_name, fields_of, module_name, mro_of, namespace_of, text_of, type_name
 from zcactor.errors import ZcactorError
 from zcactor.interface import shown
 from zcactor.later import np
@@ -57,10 +58,7 @@ def explain(error: BaseException, values: list[tuple[str, Any]]) -> None:
     Raises:
         Exception: an error of the type of `error` that names the part, where that is a type that pickle itself raises.
     """
-    try:
-        found = _explained(error, values)
-    except Exception:  # parts of any class were asked, which may raise anything: `error` is left as it is
-        return
+    found = _explained(error, values)
     try:
         if found is not None:
             raise found from None
@@ -91,7 +89,7 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
         if type(error) in _PLAIN:
             bare(error, None)  # it becomes the context, and its frames would keep the values
             return type(error)(told)
-        notes = fields_of(error).setdefault("__notes__", [])
+        notes = dict.setdefault(fields_of(error), "__notes__", [])
         if type(notes) is list:
             notes.append(told)
         return None
@@ -146,7 +144,11 @@ def _is_code(value: Any) -> bool:
 
 
 def _name(value: Any) -> str:
-    return f"the {'class' if issubclass(type(value), type) else 'function'} {value.__qualname__}"
+    return f"the {'function' if type(value) is FunctionType else 'class'} {_qualified(value)}"
+
+
+def _qualified(value: Any) -> str:
+    return str(value.__qualname__) if type(value) is FunctionType else class_name(value)
 
 
 def _advice(value: Any, holder: str) -> str:
@@ -173,9 +175,11 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield " a key", key
             yield f"[{_shown(key)}]", each
     elif issubclass(cls, list | tuple):
-        yield from ((f"[{place}]", each) for place, each in enumerate(list(value)))
+        elements = list.__iter__(value) if issubclass(cls, list) else tuple.__iter__(value)
+        yield from ((f"[{place}]", each) for place, each in enumerate(elements))
     elif issubclass(cls, set | frozenset):
-        yield from ((" an element", each) for each in list(value))
+        elements = set.__iter__(value) if issubclass(cls, set) else frozenset.__iter__(value)
+        yield from ((" an element", each) for each in elements)
     elif cls is FunctionType:
         yield from _parts_of_function(value)
     elif cls is MethodType:
@@ -191,7 +195,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for name, each in list(namespace_of(value).items()):
             if name not in ("__dict__", "__weakref__") and type(each) is not MemberDescriptorType:
                 yield f".{name}", each
-        yield from ((f" base {base.__qualname__}", base) for base in value.__bases__)
+        yield from ((f" base {class_name(base)}", base) for base in vars(type)["__bases__"].__get__(value))
     elif cls is property or cls is staticmethod or cls is classmethod or cls is functools.cached_property:
         found = value.fget if cls is property else value.func if cls is functools.cached_property else value.__func__
         yield "", found
@@ -199,16 +203,25 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts_of_array(value)
     elif issubclass(cls, BaseException):
         yield from ((f".{name}", each) for name, each in list(fields_of(value).items()))
-    elif hasattr(cls, "__dict__") and "__dict__" in dir(cls):
-        yield from ((f".{name}", each) for name, each in list(object.__getattribute__(value, "__dict__").items()))
+    else:
+        yield from _attributes(value)
 
 
 def _parts_of_array(value: Any) -> Iterator[tuple[str, Any]]:
     """The parts that travel with the bytes of an array."""
     if value.dtype.metadata is not None:
         yield ".dtype.metadata", dict(value.dtype.metadata)
-    if type(value) not in (np.ndarray, np.memmap) and "__dict__" in dir(type(value)):
-        yield from ((f".{name}", each) for name, each in list(object.__getattribute__(value, "__dict__").items()))
+    if type(value) is not np.memmap:
+        yield from _attributes(value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object, without asking its class, which may have a ``__dict__`` of its own."""
+    for base in mro_of(type(value)):
+        field = namespace_of(base).get("__dict__")
+        if type(field) is GetSetDescriptorType:
+            yield from ((f".{name}", each) for name, each in list(dict.items(field.__get__(value))))
+            return
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
