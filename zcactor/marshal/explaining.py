@@ -144,11 +144,9 @@ def _is_code(value: Any) -> bool:
 
 
 def _name(value: Any) -> str:
-    return f"the {'function' if type(value) is FunctionType else 'class'} {_qualified(value)}"
-
-
-def _qualified(value: Any) -> str:
-    return str(value.__qualname__) if type(value) is FunctionType else class_name(value)
+    if type(value) is FunctionType:
+        return f"the function {value.__qualname__}"
+    return f"the class {class_name(value)}"
 
 
 def _advice(value: Any, holder: str) -> str:
