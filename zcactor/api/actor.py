@@ -428,11 +428,7 @@ async def stop(handle: object) -> None:
 
 
 async def _request_stop(process: LocalProcess, remote: RemoteActor) -> None:
-    with contextlib.suppress(ConnectionLost):  # the actor has ended or restarts: no call is on the way
-        # The request goes through the agent, and would overtake calls that still wait for credit or for a connection.
-        # The answer to a ping comes when the actor's process has received these calls.
-        await remote.connected.wait()
-        await process.requests.ask(await process.connections.connect(remote.location[0]), "ping")
+    await remote.received()
     await process.head.ask_agent("stop", remote.actor_id)
 
 

@@ -392,6 +392,15 @@ class RemoteActor:
         if not self._drain(new, index):
             await self._open()
 
+    async def received(self) -> None:
+        """Return when the actor's process has received the calls that were made before, or is lost. A request for its
+        end goes through the agent, and would overtake them."""
+        await self.connected.wait()
+        session = self.session
+        if session is not None:  # the answer to a ping comes after them
+            with contextlib.suppress(ZcactorError):
+                await self.process.requests.ask(session, "ping")
+
     def leave(self, session: Session) -> None:
         """Stop using `session`, on which no call is open: the next call opens a connection."""
         with self._lock:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from zcactor.assembly.process import Process
     from zcactor.config import Config
     from zcactor.rpc.call import Call
-    from zcactor.rpc.session import Session
     from zcactor.workers.orphans import LastResort
     from zcactor.workers.run_directory import RunDirectory
 
@@ -112,15 +111,8 @@ class Runtime(ABC):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(_SENDING, grace)):
                 called = [remote for remote in list(process.sessions.remotes.values()) if remote.unfinished]
-                for remote in called:
-                    await remote.connected.wait()
-                # A call by one connection and the word of the end by others arrive in any order.
-                await all_of(map(self._received, {remote.session for remote in called} - {None}))
+                await all_of([remote.received() for remote in called])
         await self._end_actors(until - process.loop.time())
-
-    async def _received(self, session: Session) -> None:
-        with contextlib.suppress(ZcactorError):  # the connection is lost, and its calls are, too
-            await self.process.requests.ask(session, "ping")
 
     def _tell_waiting(self, grace: float, task: asyncio.Task[Any] | None) -> None:
         """Log what the end of the program waits for, and how to end at once."""
