@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from threadpoolctl import LibController
 
-logger = logging.getLogger(__name__)
-
 __all__ = ["follow_cpus", "follow_environment", "loaded_libraries", "read_too_early"]
 
+logger = logging.getLogger(__name__)
 _OPENMP: Final = "OMP_NUM_THREADS"
 _LIBRARIES: Final = {
     "openblas": ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", _OPENMP),

@@ -58,6 +58,11 @@ class Kept(msgspec.Struct, frozen=True):
     role: str = ""
 
     @property
+    def lives(self) -> bool:
+        """Whether its process lives, where its pid counts here."""
+        return started_at(self.pid) == self.started
+
+    @property
     def process(self) -> str:
         """The id of its process, 32 hexadecimal digits."""
         return self.cluster or self.node
@@ -170,11 +175,11 @@ def _decoded(content: bytes) -> Kept | None:
 
 
 def _sweep(folder: int) -> None:
-    """Remove the records of processes that were killed in this space of pids, and could not do it."""
+    """Remove the records of processes of this space of pids that were killed: they have removed none."""
     here = pid_space()
     for name, status, content in _records_in(folder, _PRIVATE):
         record = _decoded(content)
-        if record is None or record.space != here or started_at(record.pid) == record.started:
+        if record is None or record.space != here or record.lives:
             continue
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), status):
@@ -193,7 +198,7 @@ def kept_nodes(environ: Mapping[str, str]) -> list[tuple[Kept, bytes]]:
     found, here = [], pid_space()
     for content in contents_in(Path(path).parent, _PRIVATE):
         record = _decoded(content)
-        if record is not None and record.space == here and started_at(record.pid) == record.started:
+        if record is not None and record.space == here and record.lives:
             found.append((record, content))
     return found
 
