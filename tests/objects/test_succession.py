@@ -106,7 +106,9 @@ async def test_a_peer_that_takes_too_long_does_not_keep_a_process_from_its_end(
     ask = Requests.ask
 
     async def never(self: Requests, session: Any, method: str, *args: Any) -> Any:
-        await (asyncio.Event().wait() if method == "owner_ends" else ask(self, session, method, *args))
+        if method == "owner_ends":
+            await asyncio.Event().wait()
+        return await ask(self, session, method, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(Requests, "ask", never)
