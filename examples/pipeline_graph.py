@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from typing import Any
 
@@ -79,9 +80,9 @@ def expected(number: int) -> float:
 
 
 async def hop_us(runs: int) -> float:
-    """Microseconds by which each further actor lengthens a run: the pipeline without any work."""
+    """Microseconds by which each further actor lengthens a run: the pipeline without any work, in medians."""
     ends = [await Empty.spawn() for _ in range(2)]
-    times = []
+    medians = []
     for length in (2, 10):
         async with zc.graph() as g:
             node = g.input()
@@ -90,12 +91,14 @@ async def hop_us(runs: int) -> float:
             g.output(node)
         run = await g.compile()
         await run(0)
-        started = time.perf_counter()
+        times = []
         for number in range(runs):
+            started = time.perf_counter()
             await run(number)
-        times.append((time.perf_counter() - started) / runs * 1e6)
+            times.append(time.perf_counter() - started)
+        medians.append(statistics.median(times) * 1e6)
         await run.close()
-    return (times[1] - times[0]) / 8
+    return (medians[1] - medians[0]) / 8
 
 
 async def run_all(items: int) -> dict[str, Any]:
