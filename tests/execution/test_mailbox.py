@@ -413,17 +413,24 @@ async def test_a_thread_survives_what_it_runs() -> None:
     await bench.close()
 
 
-async def test_a_thread_that_ends_is_noticed() -> None:
+async def test_an_exception_that_is_set_in_a_thread_is_noticed() -> None:
+    """The exception comes up in the first call, and the thread goes on, or behind it, and the thread ends."""
     bench = Bench()
+    noticed = asyncio.Event()
+
+    def lost(error: BaseException) -> None:
+        bench.lost.append(error)
+        bench.loop.call_soon_threadsafe(noticed.set)
+
+    bench.mailbox._lost = lost
     await bench.began(bench.submit("a", SYNC, free=True))
     (thread,) = bench.mailbox._threads
-    # Set from outside, it comes up when the thread has the next call in its hands.
     assert (
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyError)) == 1
     )
     bench.submit("a", SYNC, free=True)
-    await bench.loop.run_in_executor(None, thread.join, 20)
-    assert not thread.is_alive()
+    async with asyncio.timeout(20):
+        await noticed.wait()
     assert [type(error) for error in bench.lost] == [KeyError]
     await bench.close()
 
