@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
 }
 """The event loops that are supported, by the name that `Config.loop` has for them."""
+
+BOTH = "transport"
+"""The folder whose parametrized tests run each case on both loops, because its code calls the loop itself."""
 
 LONGEST = ("test_heap_stress.py", "test_faults.py", "test_memory.py")
 """Modules that keep a process busy for a minute and more."""
@@ -168,12 +172,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
     return Spread(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that this machine cannot run, with the reason.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave each case of a matrix on one loop, and skip the tests that this machine cannot run, with the reason.
 
     The longest tests come first, so that no process still has one to run when the others are done.
     """
-    items.sort(key=_turn)
+    taken = _on_one_loop(items)
+    items[:] = sorted((item for item in items if item not in taken), key=_turn)
+    config.hook.pytest_deselected(items=list(taken))
     infiniband = Path("/sys/class/infiniband")
     missing = {
         "root": os.geteuid() != 0,
@@ -199,6 +205,33 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _on_one_loop(items: list[pytest.Item]) -> dict[pytest.Item, None]:
+    """The items that repeat on another loop what one case of a parametrized test shows.
+
+    The cases of a test take the loops in turns, in the order of a checksum of their names: parameters follow each other
+    in an order of their own, by which one of them could meet one loop only.
+    """
+    tests: dict[str, dict[str, dict[str, pytest.Item]]] = {}
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        parts = [] if callspec is None else callspec.id.split("-")
+        loop = next((name for name in LOOPS if name in parts), None)
+        if loop is None or Path(__file__).parent / BOTH in item.path.parents:
+            continue
+        parts.remove(loop)
+        cases = tests.setdefault(item.nodeid.partition("[")[0], {})
+        cases.setdefault("-".join(parts), {})[loop] = item
+    taken: dict[pytest.Item, None] = {}
+    for cases in tests.values():
+        if len(cases) == 1:
+            continue
+        for turn, case in enumerate(sorted(cases, key=lambda name: (zlib.crc32(name.encode()), name))):
+            loops = cases[case]
+            kept = sorted(loops)[turn % len(loops)]
+            taken.update((item, None) for loop, item in loops.items() if loop != kept)
+    return taken
 
 
 def _turn(item: pytest.Item) -> int:

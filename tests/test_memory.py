@@ -21,7 +21,7 @@ from tests.memory_holders import ASYNC, Holder, Model, Root, Slot, pattern
 from tests.memory_program import CAPACITY, Joined
 
 PARTS, DRAWS = 5, 50
-"""Tests of each loop, and draws of each test."""
+"""Tests, each of which has one of the loops, and draws of each test."""
 RUNTIME = 25
 """Draws of one runtime; the next runtime begins while the driver still holds the arrays of the last draw."""
 STEPS = 14

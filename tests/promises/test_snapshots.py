@@ -10,8 +10,8 @@ from tests.promises.snapshots import WORLDS, draw, find, shown
 
 pytestmark = pytest.mark.slow
 
-PROGRAMS = 50
-"""Programs in each world on each loop: 300 in all."""
+PROGRAMS = 100
+"""Programs in each world: 300 in all."""
 
 
 @pytest.mark.parametrize("name", WORLDS)

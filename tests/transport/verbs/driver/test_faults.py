@@ -41,7 +41,7 @@ from zcactor.transport.verbs.peer.pulling import Puller
 
 PEERS = 8
 CALLS = 6
-DRAWS = 250
+DRAWS = 100
 """Conversations on each loop; the two loops draw different ones."""
 EAGER_LIMIT = 16384
 """The eager limit, which the engines then do not have to measure."""
