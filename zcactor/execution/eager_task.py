@@ -15,7 +15,7 @@ from asyncio.tasks import _enter_task, _leave_task
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
     from contextvars import Context
 
 __all__ = ["start_eagerly"]
@@ -37,8 +37,16 @@ def start_eagerly(
         The task that goes on with the coroutine; None when the coroutine has ended.
     """
     if sys.version_info >= (3, 12):
-        task = asyncio.Task(coroutine, loop=loop, context=context, eager_start=True)
-        return None if task.done() else task
+        eager = asyncio.Task.__new__(asyncio.Task)
+        try:
+            eager.__init__(coroutine, loop=loop, context=context, eager_start=True)  # type: ignore[misc]
+        except BaseException as error:  # of an awaitable of the user's own: its coroutine gets it
+            eager._log_destroy_pending = False
+            begun = types.SimpleNamespace(ended=False, refused=error.__cause__ or error, waiting=None)
+            rest = _as_coroutine(_rest(coroutine, begun))
+            rest.send(None)  # as in `become`
+            return asyncio.Task(rest, loop=loop, context=context)
+        return None if eager.done() else eager
     task = _new_task(_EagerTask)
     task.begun = (coroutine, loop, context)
     running = None
@@ -118,9 +126,13 @@ def _mark(waiting: Any, awaited: bool) -> None:
         waiting._asyncio_future_blocking = awaited
 
 
+async def _as_coroutine(rest: Awaitable[None]) -> None:
+    await rest
+
+
 @types.coroutine
-def _rest(coroutine: Coroutine[Any, Any, None], task: _EagerTask) -> Generator[Any, Any, None]:
-    """The steps of `coroutine` after the first step of `task`."""
+def _rest(coroutine: Coroutine[Any, Any, None], task: Any) -> Generator[Any, Any, None]:
+    """The steps of `coroutine` after the first step of `task`, an `_EagerTask` or its fields."""
     try:
         yield
         if task.ended:
