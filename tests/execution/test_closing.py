@@ -37,6 +37,30 @@ class Odd:
     close = 3
 
 
+class Settings:
+    """An actor whose other attributes are the keys of a dict."""
+
+    def __getattr__(self, name: str) -> Any:
+        return {}[name]
+
+
+class ClosedSettings(Settings, Sync):
+    """The same with a `close` of its own."""
+
+
+class Proxy(Sync):
+    """An actor that has an attribute of any name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: done.append(name)
+
+
+class Broken:
+    @property
+    def close(self) -> Any:
+        raise ValueError("broken")
+
+
 async def closed(instance: Any) -> list[str]:
     done.clear()
 
@@ -53,6 +77,17 @@ async def test_each_way_to_end() -> None:
     assert await closed(Async()) == ["async close"]
     assert await closed(Entered()) == ["exit (None, None, None)"]
     assert await closed(Odd()) == await closed(object()) == await closed(None) == []
+
+
+async def test_an_attribute_that_is_made_up_closes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert await closed(Settings()) == []
+    assert await closed(ClosedSettings()) == await closed(Proxy()) == ["in the thread", "close"]
+    assert not caplog.records
+
+
+async def test_a_close_that_cannot_be_had_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert await closed(Broken()) == []
+    assert "Odd(a) raised while it was being closed" in caplog.text and "ValueError: broken" in caplog.text
 
 
 async def test_what_it_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
