@@ -41,7 +41,7 @@ class Settings:
     """An actor whose other attributes are the keys of a dict."""
 
     def __getattr__(self, name: str) -> Any:
-        return {}[name]
+        raise KeyError(name)
 
 
 class ClosedSettings(Settings, Sync):
