@@ -154,6 +154,27 @@ class Trainer:
             return "CancelledError"
         return "no error"
 
+    def _begin(self, group: zc.Group, case: str) -> Any:
+        """Call an operation, on rank 1 with other arguments."""
+        operation, other, _ = REFUSED[case]
+        return getattr(group, operation)(**{**GOOD[operation], **(other if group.rank == 1 else {})})
+
+    async def refused(self, group: zc.Group, case: str) -> tuple[str, list[str]]:
+        """Call an operation. Returns the type of its error, and its notes."""
+        try:
+            await self._begin(group, case)
+        except Exception as error:
+            return type(error).__name__, getattr(error, "__notes__", [])
+        return "no error", []
+
+    def refused_plain(self, group: zc.Group, case: str) -> tuple[str, list[str]]:
+        """The same in a plain method."""
+        try:
+            self._begin(group, case).result()
+        except Exception as error:
+            return type(error).__name__, getattr(error, "__notes__", [])
+        return "no error", []
+
     async def sum(self, group: zc.Group, count: int = 10) -> float:
         """A plain operation of the group."""
         return float((await group.allreduce(np.ones(count)))[0])
@@ -195,6 +216,71 @@ async def at_rest(actors: Sequence[Any]) -> None:
     async with asyncio.timeout(PATIENCE):
         while any(found != (0, 0) for found in await everywhere(actors, "facts")):
             await asyncio.sleep(0.01)
+
+
+# ---------------------------------------------------------------- calls that raise
+
+
+class Hostile:
+    """A value that no array can be made of."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise LookupError("no array of mine")
+
+
+class Slotted(Exception):
+    """An exception that takes no notes."""
+
+    __notes__ = 7  # type: ignore[assignment]
+
+
+class Unnoted(Hostile):
+    """The same, with an exception of that kind."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise Slotted("no array of mine")
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "allreduce": {"x": np.ones(4)},
+    "reduce_scatter": {"x": np.ones(4)},
+    "allgather": {"x": np.ones(4)},
+    "broadcast": {"x": np.ones(4), "root": 1},
+    "alltoall": {"parts": [1, 2, 3]},
+    "barrier": {},
+}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "objects": ("allreduce", {"x": np.array([None])}, "TypeError"),
+    "large objects": ("allreduce", {"x": np.full(50_000, None)}, "TypeError"),
+    "hostile": ("allreduce", {"x": Hostile()}, "LookupError"),
+    "unnoted": ("allreduce", {"x": Unnoted()}, "Slotted"),
+    "op": ("allreduce", {"op": "median"}, "ValueError"),
+    "out": ("allreduce", {"out": np.ones(5)}, "ValueError"),
+    "plan": ("allreduce", {"plan": "best"}, "ValueError"),
+    "timeout": ("allreduce", {"timeout": -1}, "ValueError"),
+    "shards": ("reduce_scatter", {"shards": [1, 1, 1]}, "ValueError"),
+    "no axis": ("reduce_scatter", {"x": 1.0}, "ValueError"),
+    "allgather": ("allgather", {"x": np.ma.masked_array([1.0])}, "TypeError"),
+    "allgather of each": ("allgather", {"x": np.array([None]), "concat": False}, "TypeError"),
+    "root's array": ("broadcast", {"x": {"a": 1}}, "TypeError"),
+    "no array": ("broadcast", {"x": None}, "TypeError"),
+    "root": ("broadcast", {"root": 3}, "ValueError"),
+    "parts": ("alltoall", {"parts": [1, 2]}, "ValueError"),
+    "a part": ("alltoall", {"parts": [1, 2, (each for each in "abc")]}, "TypeError"),
+    "barrier": ("barrier", {"timeout": float("nan")}, "ValueError"),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_call_that_raises_on_one_rank_raises_on_all(placed: Callable[..., Any], case: str, plain: bool) -> None:
+    group, actors = await placed()
+    method = "refused_plain" if plain else "refused"
+    for name, notes in await each([getattr(actor, method)(group, case) for actor in actors]):
+        assert name == REFUSED[case][2]
+        assert case == "unnoted" or any("rank 1 has raised this in Group." in note for note in notes)
+    assert await each([actor.sum(group) for actor in actors]) == [SIZE] * SIZE
+    await at_rest(actors)
 
 
 # ---------------------------------------------------------------- plans
@@ -331,6 +417,16 @@ async def test_a_block_that_raises_on_one_rank(placed: Callable[..., Any], metho
     await at_rest(actors)
 
 
+@pytest.mark.parametrize("method", ["step", "step_plain"])
+async def test_a_block_that_adds_nothing(placed: Callable[..., Any], method: str) -> None:
+    group, actors = await placed()
+    assert await each([getattr(actor, method)(group, []) for actor in actors]) == [{}] * SIZE
+    outcomes = await each([getattr(a, method)(group, of("a") if n == 1 else []) for n, a in enumerate(actors)])
+    assert {name for name, _ in outcomes} == {"GroupMismatch"}
+    assert await each([actor.sum(group) for actor in actors]) == [SIZE] * SIZE
+    await at_rest(actors)
+
+
 async def test_a_rank_that_gives_up_the_wait(placed: Callable[..., Any]) -> None:
     group, actors = await placed()
     calls = [actor.step(group, of("a"), Endless()) for actor in actors[1:]]
@@ -453,8 +549,8 @@ async def test_an_array_that_carries_more_than_its_elements(
         (masked, "pass x.filled(value)"), (np.ma.masked_array(np.ones(count)), "pass x.filled(value)"),
         (length, "would not see unit of a Length; pass np.asarray(x)"),
     ):  # fmt: skip
-        name, text = await actors[0].raises(group, operation, x)
-        assert name == "TypeError" and said in text and f"Group.{operation}" in text
+        for name, text in await each([actor.raises(group, operation, x) for actor in actors]):
+            assert name == "TypeError" and said in text and f"Group.{operation}" in text
     for bare in (np.ones(count).view(Plain), np.ones(count).view(Length)):
         for result in await each([actor.call(group, operation, bare) for actor in actors]):
             assert type(result) is np.ndarray
@@ -466,5 +562,5 @@ async def test_a_reducer_and_out_take_no_masks(placed: Callable[..., Any]) -> No
     outcomes = await each([actor.step(group, [("a", masked)]) for actor in actors])
     assert {name for name, _ in outcomes} == {"TypeError"} and "x.filled" in outcomes[0][1]
     group, actors = await placed(cls=Rank)
-    name, text = await actors[0].raises(group, "allreduce", np.ones(2), out=masked)
-    assert name == "TypeError" and "Group.allreduce: out" in text and "x.filled" in text
+    for name, text in await each([actor.raises(group, "allreduce", np.ones(2), out=masked) for actor in actors]):
+        assert name == "TypeError" and "Group.allreduce: out" in text and "x.filled" in text

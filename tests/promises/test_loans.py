@@ -92,6 +92,8 @@ PIECES: dict[str, Callable[[int], tuple[Any, Any]]] = {
     "DataFrame": lambda n: of_pandas(n, True),
 }
 """Inputs that share memory with something that can still be written to, by their kind."""
+OPERATIONS = 9
+"""Operations of the group that `Lender.claims` calls in vain."""
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("allreduce", {}),
     "eager": ("allreduce", {"plan": "eager"}),
@@ -238,6 +240,9 @@ class Lender:
                 said.append("no error")
             except ValueError as error:
                 said.append(str(error))
+        for _ in range(OPERATIONS if late else 0):  # the calls of the other ranks count
+            with pytest.raises(ValueError, match="await that operation first"):
+                await group.barrier()
         if not late:
             with pytest.raises(ValueError, match="read-only"):
                 out[0] = 3.0
@@ -257,7 +262,9 @@ class Lender:
             second = group.allreduce(np.full(count, 2.0), out=y)
         else:
             try:
-                if not late:  # with the last call the operation is done
+                if late:  # with the last call the operation is done
+                    await group.barrier()
+                else:
                     group.allreduce(np.full(count, 2.0), out=y)
             except ValueError as error:
                 said.append(str(error))
@@ -436,7 +443,7 @@ async def test_one_array_that_is_used_in_three_ways_at_once(
     for said, found in outcomes:
         assert found == [SIZE, 2 * SIZE, (2 * SIZE if small else 1) * SIZE]
         assert all("await that operation first" in text for text in said)
-    assert [len(said) for said, _ in outcomes[:-1]] == [1, 1]
+    assert [len(said) for said, _ in outcomes] == [1, 1, 0 if small else 1]
 
 
 # ---------------------------------------------------------------- reducers, and rows of all

@@ -15,7 +15,7 @@ from zcactor.collectives.group_options import GroupOptions
 from zcactor.collectives.plans import result_by
 from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
-from zcactor.collectives.starting import start
+from zcactor.collectives.starting import Placed, start
 from zcactor.collectives.steps import ReducerStep
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.process.context import current, current_host
@@ -45,8 +45,8 @@ class Group:
     All collectives are methods of the members, called inside an actor's methods: elsewhere they raise
     ``RuntimeError``. They start at the call and return an `ObjectRef`; an ``async def`` method awaits it, a plain
     method calls its `ObjectRef.result`. Calls are matched by their order: all members make the same calls in the same
-    order. Cancelling the wait, or a timeout, ends the waiting only: the operation goes on, its place in the order is
-    kept, and the group stays usable.
+    order. A call that raises counts: the other members get its error in place of a result. Cancelling the wait, or a
+    timeout, ends the waiting only: the operation goes on, its place in the order is kept, and the group stays usable.
 
     Where the arrays of all ranks lie on GPUs, NCCL exchanges them, and chooses the order of sums. The results then lie
     on the ranks' GPUs, as arrays of the inputs' library. The reference is done when the exchange is queued on the GPU.
@@ -156,19 +156,19 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         what = "Group.allreduce"
-        if out is None and plan == "auto":
-            last = self._found  # as `_member` does
-            member = last[1] if last is not None and last[0] is current_host.get() and last[1].kept else self._member()
-            if (repetition := repeated(member, x, op, timeout)) is not None:
+        last = self._found  # as `_member` does
+        member = last[1] if last is not None and last[0] is current_host.get() and last[1].kept else self._member()
+        with Placed(member, what):
+            if out is None and plan == "auto" and (repetition := repeated(member, x, op, timeout)) is not None:
                 return repetition
-        if type(x) is not ndarray and is_on_gpu(x):
-            return calls.allreduce_on_gpus(self._member(), x, op, out, plan, timeout)
-        array = kinds.as_array(x, what)
-        kinds.check_op(array.dtype, op, what)
-        if out is not None:
-            kinds.check_out(out, array, what)
-        kinds.check_plan(plan, what, one_host=self._member().rails.one_host)
-        return self._reduce(array, op, out, plan, timeout, "" if plan == "auto" else f", plan={plan!r}")
+            if type(x) is not ndarray and is_on_gpu(x):
+                return calls.allreduce_on_gpus(member, x, op, out, plan, timeout)
+            array = kinds.as_array(x, what)
+            kinds.check_op(array.dtype, op, what)
+            if out is not None:
+                kinds.check_out(out, array, what)
+            kinds.check_plan(plan, what, one_host=member.rails.one_host)
+            return self._reduce(array, op, out, plan, timeout, "" if plan == "auto" else f", plan={plan!r}")
 
     def _reduce(
         self, array: Array, op: Op, out: Array | None, plan: Plan, timeout: float | None, extra: str,
@@ -204,7 +204,9 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        return calls.reduce_scatter(self._member(), x, op, shards, timeout)
+        member = self._member()
+        with Placed(member, "Group.reduce_scatter"):
+            return calls.reduce_scatter(member, x, op, shards, timeout)
 
     @overload
     def allgather(self, x: Any, *, concat: Literal[True] = True, timeout: float | None = None) -> ObjectRef[Array]: ...
@@ -233,7 +235,9 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        return calls.allgather(self._member(), x, concat, timeout)
+        member = self._member()
+        with Placed(member, "Group.allgather"):
+            return calls.allgather(member, x, concat, timeout)
 
     def broadcast(self, x: Any = None, *, root: int = 0, timeout: float | None = None) -> ObjectRef[Array]:
         """Give the array of one rank to all, by reference.
@@ -254,7 +258,9 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        return calls.broadcast(self._member(), operator.index(root), x, timeout)
+        member = self._member()
+        with Placed(member, "Group.broadcast"):
+            return calls.broadcast(member, operator.index(root), x, timeout)
 
     def alltoall(self, parts: Sequence[Any], *, timeout: float | None = None) -> ObjectRef[list[ObjectRef[Any]]]:
         """Send a value to each rank, and receive one from each.
@@ -272,7 +278,9 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        return calls.alltoall(self._member(), parts, timeout)
+        member = self._member()
+        with Placed(member, "Group.alltoall"):
+            return calls.alltoall(member, parts, timeout)
 
     def barrier(self, *, timeout: float | None = None) -> ObjectRef[None]:
         """Wait until all ranks have called.
@@ -285,7 +293,9 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        return begin_barrier(self._member(), timeout)
+        member = self._member()
+        with Placed(member, "Group.barrier"):
+            return begin_barrier(member, timeout)
 
     # ---------------------------------------------------------------- the group itself
 

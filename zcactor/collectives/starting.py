@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from zcactor.apart import fields_of
 from zcactor.api.future import ObjectRef
 from zcactor.collectives.kinds import check_timeout
 from zcactor.collectives.operations import Refusal
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from zcactor.collectives.steps import ReducerStep
     from zcactor.process.context import LocalProcess
 
-__all__ = ["start"]
+__all__ = ["Placed", "start"]
 
 
 def start(
@@ -58,6 +59,46 @@ def start(
     else:
         process.loop.call_soon_threadsafe(_begin, member, operation, left)
     return reference
+
+
+class Placed:
+    """A call of a collective, from its beginning on. One that raises takes its place in the order of the group, unless
+    it has taken that: all other ranks get the error, none waits for this one, and the next calls are matched with each
+    other. Any thread may enter this.
+
+    Args:
+        member: the member that calls.
+        what: the name of the operation in messages.
+    """
+
+    __slots__ = ("member", "place", "what")
+
+    def __init__(self, member: Member, what: str) -> None:
+        self.member = member
+        self.what = what
+        self.place = member.seat.next
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        member, process = self.member, self.member.process
+        here = threading.get_ident() == process.thread
+        if here and member.seat.next != self.place:
+            return
+        notes = fields_of(error).setdefault("__notes__", [])
+        if type(notes) is list:
+            notes.append(f"rank {member.rank} has raised this in {self.what}, and all ranks get it")
+        call = Call(process.process, process.loop, process.thread)
+        call.label = self.what
+        call.retrieved = True  # the caller has the error
+        operation = Refusal(process, call, self.what, error)
+        if here:
+            member.begin(operation)
+        else:
+            process.loop.call_soon_threadsafe(member.begin, operation)
 
 
 def _begin(member: Member, operation: Collective, seconds: float | None) -> None:
