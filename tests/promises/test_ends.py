@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import io
 import logging
 import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,116 @@ async def test_calls_that_are_held_back_are_sent_before_the_end(
         assert writer._remote.session is None
         del writer, session
     assert (tmp_path / "of bytes").read_text() == "a line"
+
+
+@zc.actor
+class Saver:
+    """An actor that leaves work to threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = ThreadPoolExecutor(1)
+        self.go = threading.Event()
+        atexit.register(self.note, "atexit")
+
+    def note(self, name: str) -> None:
+        """Note a name, in the order of the calls."""
+        with open(self.folder / "noted", "a") as file:
+            file.write(f"{name}, ")
+
+    def begin(self) -> int:
+        """Begin work that ends when the actor has been closed."""
+        self.pool.submit(self.wait, "a pool")
+        threading.Thread(target=self.wait, args=("a thread",), daemon=False).start()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        return os.getpid()
+
+    def wait(self, name: str) -> None:
+        """Wait for the end, and note a name."""
+        self.go.wait()
+        self.note(name)
+
+    def close(self) -> None:
+        """Let the threads go on."""
+        self.note("close")
+        self.go.set()
+
+    def hang(self) -> None:
+        """Begin work that never ends."""
+        threading.Thread(target=threading.Event().wait, daemon=False).start()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_work_that_threads_have_begun_is_done(tmp_path: Path, hangs: bool) -> None:
+    async with zc.init(config=config(2.0 if hangs else 20.0)):
+        saver: Any = await Saver.spawn(tmp_path)
+        pid = await saver.begin()
+        if hangs:
+            await saver.hang()
+        await zc.stop(saver)
+        assert not alive(pid)
+    *threads, end, _ = (tmp_path / "noted").read_text().removeprefix("close, ").split(", ")
+    assert (sorted(threads), end) == (["a pool", "a thread"], "atexit")
+
+
+class Refusing(io.BufferedWriter):
+    """A file that cannot be written."""
+
+    def flush(self) -> None:
+        raise RuntimeError("not now")
+
+
+@zc.actor
+class Odd:
+    """An actor with files that hinder an end."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        atexit.register(self.note)
+        if kind == "full":
+            self.reader, writer = os.pipe()
+            _files.append(open(writer, "wb"))  # noqa: SIM115
+            _files[-1].write(bytes(64 << 10))
+            _files[-1].write(b"the last line")
+        elif kind == "refusing":
+            _files.append(Refusing(io.FileIO(folder / "refused", "w")))
+        else:
+            _files.append(open(folder / "detached", "w"))  # noqa: SIM115
+            _files.append(io.TextIOWrapper(_files[-1].detach()))
+        _files.append(open(folder / "late", "w"))  # noqa: SIM115
+        _files[-1].write("a line")
+
+    def note(self) -> None:
+        """Leave a file."""
+        (self.folder / "atexit").touch()
+
+    def put(self) -> tuple[int, zc.ObjectRef[dict[str, int]]]:
+        return os.getpid(), zc.put({"a": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "refusing", "detached"])
+async def test_a_file_that_cannot_be_written_hinders_nothing_else(
+    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with zc.init(config=config(4.0)):
+        odd: Any = await Odd.spawn(tmp_path, kind)
+        pid, ref = await odd.put()
+        await zc.stop(odd)
+        assert not alive(pid)
+        assert await ref == {"a": 1}
+    assert (tmp_path / "late").read_text() == "a line" and (tmp_path / "atexit").exists()
+    assert ("RuntimeError: not now" in capfd.readouterr().err) == (kind == "refusing")
+
+
+@pytest.mark.slow
+async def test_files_of_a_test_are_not_those_of_its_actors(zc_runtime: Any, tmp_path: Path) -> None:
+    """With `zcactor.testing` actors live in the process of the test, which goes on."""
+    with open(tmp_path / "of the test", "w") as file:
+        file.write("a line")
+        await zc.stop(await Keeper.spawn())
+        assert (tmp_path / "of the test").read_text() == ""
 
 
 @zc.actor

@@ -288,7 +288,7 @@ def _start_again(again: Mapping[str, Any]) -> int:
         return child.wait()
 
 
-def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
+def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], float]:
     """Import, in the zygote, the modules that workers are likely to use, and find out the facts that all of them need.
     Returns the function by which a fork of the zygote becomes a worker."""
     import cloudpickle  # noqa: F401

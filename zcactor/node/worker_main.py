@@ -32,7 +32,7 @@ from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process import context
 from zcactor.process.loops import new_event_loop
 from zcactor.rpc.messages import Flags
-from zcactor.workers.zygote import flush_files
+from zcactor.workers.exits import begin_to_flush
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -70,7 +70,8 @@ class Worker:
         self.node = node
         self.alone = False
         """Whether it is a process of its own, whose environment is the actor's."""
-        self.done: asyncio.Future[None] = process.loop.create_future()
+        self.done: asyncio.Future[float] = process.loop.create_future()
+        """The time (`time.monotonic`) at which the process is to have ended, once it is to end."""
         self._news: list[tuple[Any, ...]] = []
         """The places of the actors that have lived here, in the form that peers take."""
         self._telling: asyncio.Task[None] | None = None
@@ -188,10 +189,15 @@ class Worker:
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK)
-        flush_files()
-        await self.process.succession.hand_over(self.process.config.shutdown_timeout)
+        await self._hand_over(time.monotonic() + self.process.config.shutdown_timeout)
         self.process.leaving = True
         self.finish()
+
+    async def _hand_over(self, until: float) -> None:
+        """Hand values to their holders, and write files: the process is killed where the rest takes too long."""
+        if self.alone:  # another process is a test's, or a simulation's, and its files are not the actors'
+            begin_to_flush()
+        await self.process.succession.hand_over(until - time.monotonic())
 
     async def _tell(self, session: Session, news: list[tuple[Any, ...]]) -> None:
         with contextlib.suppress(ZcactorError):  # the peer has ended
@@ -217,7 +223,7 @@ class Worker:
     async def leave(self, grace: float) -> None:
         """End the process: idle actors are closed first, and values are handed to their holders, within `grace`
         seconds."""
-        until = self.process.loop.time() + grace
+        until = time.monotonic() + grace
         self.process.unseen.close()
         self.process.leaving = True
         idle = [
@@ -227,10 +233,9 @@ class Worker:
         ]
         if idle:
             await asyncio.wait(idle, timeout=grace)
-        flush_files()  # the process is killed where the rest takes too long
-        await self.process.succession.hand_over(until - self.process.loop.time())
+        await self._hand_over(until)
         flush_output()
-        self.process.loop.call_soon(self.finish)
+        self.process.loop.call_soon(self.finish, until)
 
     def gpu_broke(self, error: DeviceError) -> None:
         """Have the agent of this node end this process, whose actor can use its GPU no more. Actors that may restart
@@ -270,10 +275,10 @@ class Worker:
         session = await process.connections.connect(node)
         await process.requests.ask_of(session, AGENT_INDEX, interface, method, args)
 
-    def finish(self) -> None:
-        """End the process."""
+    def finish(self, until: float | None = None) -> None:
+        """End the process, at `until` (`time.monotonic`) at the latest; None gives it the time of an end."""
         if not self.done.done():
-            self.done.set_result(None)
+            self.done.set_result(until or time.monotonic() + self.process.config.shutdown_timeout)
 
 
 def _is_needed(session: Session) -> bool:
@@ -298,8 +303,12 @@ def take_log_level(level: int | None) -> None:
         shown_by.setLevel(level)
 
 
-def become_worker(setup: dict[str, Any]) -> None:
-    """Run a worker until its agent is gone or tells it to leave. Called in a fresh fork of the zygote."""
+def become_worker(setup: dict[str, Any]) -> float:
+    """Run a worker until its agent is gone or tells it to leave. Called in a fresh fork of the zygote.
+
+    Returns:
+        The time (`time.monotonic`) at which the process is to have ended.
+    """
     env: dict[str, str] = setup["env"]
     os.environ.update(env)
     if "TZ" in env:
@@ -317,10 +326,10 @@ def become_worker(setup: dict[str, Any]) -> None:
     watch_forks()
     loop = new_event_loop(setup["loop"])
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(_work(loop, setup))
+    return loop.run_until_complete(_work(loop, setup))
 
 
-async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
+async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> float:
     config = Config(**setup["config"])
     store = Store(setup["store_capacity"], setup["process"])
     endpoint = make_endpoint(
@@ -333,16 +342,19 @@ async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     process.namespace = setup["namespace"]
     context.set_current(process)
     process.use_numpy()
-    await serve(process, setup["node"], alone=True)
+    return await serve(process, setup["node"], alone=True)
 
 
-async def serve(process: Process, node: str, *, alone: bool = False) -> None:
+async def serve(process: Process, node: str, *, alone: bool = False) -> float:
     """Run a worker until the agent of its node is gone or tells it to leave.
 
     Args:
         process: the worker's own, with an endpoint that has not been started.
         node: id of its node.
         alone: whether the worker is a process of its own, and not a part of a test's or a simulation's.
+
+    Returns:
+        The time (`time.monotonic`) at which its process is to have ended.
 
     Raises:
         ConnectionLost: a worker that is a process of its own could not report to its agent.
@@ -360,5 +372,5 @@ async def serve(process: Process, node: str, *, alone: bool = False) -> None:
     except ConnectionLost:
         if alone:  # the agent is gone, and nobody reads the reason; or this process cannot reach it
             raise
-        return
-    await worker.done
+        return time.monotonic()
+    return await worker.done

@@ -11,25 +11,23 @@ too.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import gc
-import io
-import logging
 import os
 import random
 import select
 import signal
 import socket
 import sys
-import weakref
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
 from zcactor.later import np
+from zcactor.workers.exits import forget_exit_functions, run_exit_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +37,6 @@ __all__ = [
     "adopt_orphans",
     "adopts_orphans",
     "children_of_ours",
-    "flush_files",
     "kill_group",
     "kill_orphans",
     "outlive_sigterm",
@@ -55,11 +52,10 @@ ZYGOTE_MESSAGE = 128 << 10
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 15, 36, 37
 _QUIET = 0.2
 """Seconds without a request until NumPy is imported: by then the node has joined its cluster."""
+_LAST_STEPS = 1.0
+"""Seconds of the last steps of a worker that has failed."""
 _KILL_ROUNDS = 100
 """Generations of orphans killed at the end: the children of a killed process become ours, and are next."""
-
-_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-"""The types of the files that hold back what was written to them."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -176,7 +172,7 @@ def kill_group(pid: int) -> None:
 
 
 def run_zygote(
-    sock: socket.socket, prepare: Callable[[], Callable[[dict[str, Any]], None]], *, at_once: bool = True
+    sock: socket.socket, prepare: Callable[[], Callable[[dict[str, Any]], float]], *, at_once: bool = True
 ) -> None:
     """Serve fork requests on `sock` until it closes. Returns only in the zygote; a worker never leaves this function.
 
@@ -187,7 +183,7 @@ def run_zygote(
     Args:
         sock: the socket to the agent.
         prepare: called once: imports the modules of workers, and returns the function that is called in a child with
-            the request.
+            the request, and returns the time (`time.monotonic`) at which the child is to have ended.
         at_once: whether `prepare` is called now; otherwise at the first request, which waits for it. Then NumPy alone
             is imported before, once the zygote has been idle for a moment.
     """
@@ -242,15 +238,15 @@ def run_zygote(
                 os.close(fd)
             sock.close()
             _enter_child(descriptors, request["label"])
-            status = 1
+            status, until = 1, time.monotonic() + _LAST_STEPS
             try:
-                become_worker(request)
+                until = become_worker(request)
                 status = 0
             except BaseException:  # the last frame of a process: report, and leave without the parent's handlers
                 sys.excepthook(*sys.exc_info())
             finally:
                 try:
-                    _run_exit_functions()
+                    run_exit_functions(until)
                 except BaseException:  # a file of a class of the user's
                     sys.excepthook(*sys.exc_info())
                 finally:
@@ -265,41 +261,7 @@ def run_zygote(
     kill_orphans()
 
 
-def _forget_exit_functions() -> None:
-    """Forget the exit functions and finalizers of the process that this one was forked from: they would remove what is
-    not this process's. Those that are registered from now on are run by `_run_exit_functions`."""
-    finalize: Any = weakref.finalize
-    atexit._clear()
-    finalize._registry.clear()
-    finalize._registered_with_atexit = False  # the next finalizer registers their exit function again
-    atexit.register(logging.shutdown)
-
-
-def _run_exit_functions() -> None:
-    """Do what an interpreter does at its end: finalize what nobody refers to, call the exit functions, and write what
-    files have buffered. Threads go on meanwhile, like daemon threads at the end of an interpreter.
-
-    The memory is left as it is: arrays of this process may be read by others, and by its own threads. Errors are
-    printed.
-    """
-    flush_files()  # the collector may close the bytes of a text file before its text is written
-    gc.collect()
-    atexit._run_exitfuncs()
-    flush_files()
-
-
-def flush_files() -> None:
-    """Write what the open files of this process have buffered. Errors are printed."""
-    files = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
-    for file in sorted(files, key=lambda each: not issubclass(type(each), io.TextIOBase)):  # text goes to bytes first
-        try:
-            if not file.closed:
-                file.flush()
-        except (OSError, ValueError):  # the reader of a pipe is gone; the disk is full; another thread has closed it
-            sys.excepthook(*sys.exc_info())
-
-
-def _prepared(prepare: Callable[[], Callable[[dict[str, Any]], None]]) -> Callable[[dict[str, Any]], None]:
+def _prepared(prepare: Callable[[], Callable[[dict[str, Any]], float]]) -> Callable[[dict[str, Any]], float]:
     become_worker = prepare()
     gc.collect()
     gc.freeze()  # children share these pages as long as the collector does not touch them
@@ -340,7 +302,7 @@ def _enter_child(descriptors: list[int], label: str) -> None:
         os.dup2(fd, target)
         os.close(fd)
     sys.stdout, sys.stderr = _text(1), _text(2)
-    _forget_exit_functions()
+    forget_exit_functions()
     random.seed()
     if "numpy.random" in sys.modules:
         np.random.seed()  # the legacy global state, which users' code may use and forks would share
