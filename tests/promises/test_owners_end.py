@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,6 +95,10 @@ class Middle:
         """A promise of a result that another actor has not made yet."""
         return [other.slow()]
 
+    async def give(self, keeper: Any, other: Any) -> None:
+        """Give a keeper such a promise."""
+        await keeper.keep(self.calls(other))
+
     async def slow(self) -> int:
         """Wait for `go`."""
         await self.open.wait()
@@ -106,9 +112,21 @@ class Middle:
         """Keep a value."""
         self.kept = value
 
+    async def own(self, count: int, value: Any) -> list[Any]:
+        """References to a value, as often as wanted."""
+        return [zc.put(value) for _ in range(count)]
+
+    async def compute(self, until: Path) -> None:
+        """Compute on the loop until the process that writes to the FIFO `until` has opened it, and ended."""
+        until.read_bytes()
+
     async def value(self) -> Any:
         """The kept value."""
         return self.kept
+
+    async def outcome(self) -> Any:
+        """The outcome of the kept promise."""
+        return await self.kept[0]
 
     async def total(self, refs: Any = None) -> float:
         """The sum of an array that is referred to."""
@@ -440,6 +458,50 @@ async def test_an_outcome_that_does_not_come_says_that_its_owner_has_ended() -> 
         with pytest.raises(zc.ObjectLost, match=r"Middle\.slow had no outcome when its owner, pid \d+, ended in order"):
             await ref
         await other.go()
+
+
+@contextlib.asynccontextmanager
+async def computing(actor: Any, path: Path) -> AsyncIterator[None]:
+    """Have an actor compute on its loop meanwhile."""
+    os.mkfifo(path)
+    computing = actor.compute(path)
+    end = await asyncio.get_running_loop().run_in_executor(None, os.open, path, os.O_WRONLY)
+    try:
+        yield
+    finally:
+        os.close(end)
+        await computing
+
+
+@pytest.fixture
+async def brief() -> AsyncIterator[None]:
+    config = Config(num_cpus=4, num_gpus=0, store_capacity=1 << 26, shutdown_timeout=2.0)
+    async with zc.init(config=config):
+        yield
+
+
+async def test_values_that_wait_for_a_third_process_hold_up_no_others(brief: None, tmp_path: Path) -> None:
+    third: Any = await Middle.spawn()
+    owner: Any = await Middle.spawn()
+    held = await owner.own(8, await third.own(1, "of the third"))
+    refs = await owner.own(3, {"a": 1})
+    async with computing(third, tmp_path / "until"):
+        await end(owner)
+        assert [await ref for ref in refs] == [{"a": 1}] * 3
+    del held
+
+
+async def test_a_holder_that_computes_holds_up_no_other(brief: None, tmp_path: Path) -> None:
+    actors: list[Any] = [await Middle.spawn() for _ in range(4)]
+    owner, keeper, slow, other = actors
+    await slow.keep(await owner.own(1, {"a": 1}))
+    await owner.give(keeper, other)
+    async with computing(slow, tmp_path / "until"):
+        stopping = asyncio.ensure_future(end(owner))
+        await asyncio.wait({stopping}, timeout=0.5)  # the one that computes has been told by then
+        await other.go()
+        await stopping
+        assert await keeper.outcome() == 7
 
 
 async def test_after_the_end_of_all_actors_all_is_here(runtime: zc.Runtime) -> None:

@@ -22,7 +22,7 @@ from zcactor.rpc.call import Call
 from zcactor.rpc.parts import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from zcactor.objects.locations import Locations
     from zcactor.objects.promises import Promises
@@ -42,7 +42,8 @@ _FOR_VALUES: Final = 0.8
 """Parts of the time of an end: in the one promises that peers hold get their outcomes, in the other peers get values.
 The rest is for exit functions."""
 _AT_ONCE: Final = 4
-"""Values that a process takes over at once: at the end of the time there should be few that have not come whole."""
+"""Arrays that a process reads at once: at the end of the time there should be few that have not come whole. Promises
+have no such limit, as one may wait for a third process."""
 _LATE: Final = "it had not come when the time of that end (shutdown_timeout) was over"
 _LOOK: Final = 0.1
 """Seconds until the next look whether promises without an outcome are still held."""
@@ -97,15 +98,19 @@ class Succession:
     async def _hand_all_over(self, until: float) -> None:
         begun = self._tasks.loop.time()
         told: dict[LeaseTable, tuple[int, set[int]]] = {}
-        while True:
-            news, open_calls = self._news(told)
-            if news:
-                await all_of([self._tell(session, leased) for session, leased in news])
-            elif not open_calls:
-                return
-            elif self._tasks.loop.time() < until:
-                await _known(open_calls)
-            else:
+        telling: dict[Session, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for session in [session for session, task in telling.items() if task.done()]:
+                    telling.pop(session).result()
+                news, open_calls = self._news(told, telling)
+                for session, leased in news:
+                    telling[session] = self._tasks.loop.create_task(self._tell(session, leased))
+                if not telling and not open_calls:
+                    return
+                if self._tasks.loop.time() < until or not open_calls:
+                    await _changed(telling.values(), open_calls)
+                    continue
                 for call in open_calls:
                     call.fail(
                         ObjectLost(
@@ -113,14 +118,21 @@ class Succession:
                             f"waited for it for {until - begun:.3g} s; await it before the end"
                         )
                     )
+        finally:
+            for task in telling.values():
+                task.cancel()
+            await asyncio.gather(*telling.values(), return_exceptions=True)
 
-    def _news(self, told: dict[LeaseTable, tuple[int, set[int]]]) -> tuple[list[tuple[Session, list[int]]], list[Call]]:
+    def _news(
+        self, told: dict[LeaseTable, tuple[int, set[int]]], telling: Collection[Session]
+    ) -> tuple[list[tuple[Session, list[int]]], list[Call]]:
         """The objects that each peer has leased and that it may have to get, and the leased promises without an
         outcome.
 
         Args:
             told: by their tables the number of leases that were granted so far, and the objects that were named to the
                 peer; brought up to date. After a further lease all are named: it may have let an object go between.
+            telling: the sessions with peers that get values now; a slow one holds up no other.
         """
         news: list[tuple[Session, list[int]]] = []
         open_calls: list[Call] = []
@@ -133,6 +145,8 @@ class Succession:
                     open_calls.append(keep)
                 else:
                     known.add(object_id)
+            if session in telling:
+                continue
             before = told.get(session.leases, (0, set()))
             told[session.leases] = granted, known
             if new := known if granted != before[0] else known - before[1]:
@@ -175,11 +189,11 @@ class Succession:
             elif holder.id in leased:
                 promises.setdefault(holder.id, []).append(holder)
         await all_of(
-            [self._take_promise(each, places) for each in promises.values()]
+            [self._take_promise(each) for each in promises.values()]
             + [self._take_bytes(each, places) for each in remote]
         )
 
-    async def _take_promise(self, holders: Sequence[RefHolder], places: asyncio.Semaphore) -> None:
+    async def _take_promise(self, holders: Sequence[RefHolder]) -> None:
         """Have the outcome of a promise as one of this process, for all holders of it."""
         owner, object_id = holders[0].owner, holders[0].id
         call = Call(self._sessions.process, self._tasks.loop, self._tasks.thread)
@@ -187,9 +201,8 @@ class Succession:
         done: asyncio.Future[None] = self._tasks.loop.create_future()
         call.add_waiter(done)
         try:
-            async with places:
-                self._promises.ask(call)
-                await done
+            self._promises.ask(call)
+            await done
         finally:  # where this is cancelled, the owner has ended
             if not call.known:
                 call.fail(ObjectLost(self._lost(owner, _LATE)))
@@ -221,13 +234,13 @@ class Succession:
         return f"its owner, {place}, has ended in order, and it could not be taken over: {why}"
 
 
-async def _known(calls: Sequence[Call]) -> None:
-    """Wait until one of `calls` has an outcome, or for a while."""
+async def _changed(telling: Collection[asyncio.Task[None]], calls: Sequence[Call]) -> None:
+    """Wait until a peer has been told, one of `calls` has an outcome, or for a while."""
     found = asyncio.Event()
     for call in calls:
         call.when_known(lambda _: found.set())
+    known = asyncio.ensure_future(found.wait())
     try:
-        async with asyncio.timeout(_LOOK):
-            await found.wait()
-    except TimeoutError:
-        pass
+        await asyncio.wait([known, *telling], timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        known.cancel()
