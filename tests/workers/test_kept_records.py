@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable
@@ -322,6 +323,19 @@ def test_a_directory_that_was_made_anew_has_no_sockets_of_the_node(session: Path
     told, gone = out_of_reach(NAMES, path, os.environ)
     assert gone and told.count("the node at") == 2
     assert told.count("loginctl") == 1
+
+
+def test_a_standby_that_leads_by_now_is_told_of_as_a_head(session: Path, tmp_path: Path) -> None:
+    apart = run_directory(tmp_path / "other session")
+    kept(2, directory=str(apart), session=str(apart.parent), role="standby")
+    own = run_directory(session)
+    assert out_of_reach(NAMES, own, os.environ) == ("", False)
+    (apart / f"{2:032x}.sock").touch()
+    told, gone = out_of_reach(NAMES, own, os.environ)
+    assert f"has its run directory in XDG_RUNTIME_DIR={apart.parent}" in told and not gone
+    shutil.rmtree(apart)
+    told, gone = out_of_reach(NAMES, own, os.environ)
+    assert f"has lost its run directory {apart}" in told and gone
 
 
 def test_a_standby_that_has_no_sockets_yet_has_lost_nothing(tmp_path: Path) -> None:

@@ -250,11 +250,12 @@ def out_of_reach(names: Sequence[str], directory: Path, environ: Mapping[str, st
     apart: dict[str, list[str]] = {}
     lost: dict[str, list[str]] = {}
     for record in _of(names, environ):
-        if record.role == "standby":  # it has sockets once it leads
+        place = Path(record.directory)
+        if record.role == "standby" and place.is_dir() and not _serves(record, place):  # it has sockets once it leads
             continue
-        if not any((directory / f"{record.process}.{suffix}").exists() for suffix in _SOCKETS):
-            group, place = (apart, record.session) if record.is_apart else (lost, record.directory)
-            group.setdefault(place, []).append(record.described)
+        if not _serves(record, directory):
+            group, folder = (apart, record.session) if record.is_apart else (lost, record.directory)
+            group.setdefault(folder, []).append(record.described)
     told = [
         f"{' and '.join(nodes)} on this host has its run directory in XDG_RUNTIME_DIR={session}, and this process in "
         f"{named_base()}"
@@ -265,6 +266,11 @@ def out_of_reach(names: Sequence[str], directory: Path, environ: Mapping[str, st
         for place, nodes in lost.items()
     ]
     return "; ".join(told), bool(lost)
+
+
+def _serves(record: Kept, directory: Path) -> bool:
+    """Whether the process of a record has sockets in a run directory."""
+    return any((directory / f"{record.process}.{suffix}").exists() for suffix in _SOCKETS)
 
 
 def nodes_apart(environ: Mapping[str, str]) -> str:
