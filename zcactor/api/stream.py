@@ -18,7 +18,8 @@ class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
     """The items of a generator method: ``async for item in actor.method()``.
 
     The generator runs at most 16 items ahead of the consumer. An exception in the generator is raised at its own item,
-    then the stream ends. Leaving the loop, dropping the stream or `aclose` closes the generator.
+    then the stream ends. Leaving the loop closes the generator where nothing else refers to the stream. So do dropping
+    the stream and `aclose`.
     """
 
     __slots__ = ("__weakref__", "_stream")

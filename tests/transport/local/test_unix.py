@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -44,6 +45,17 @@ async def test_another_number_of_descriptors(ends: Ends, word: bytes, count: int
     with pytest.raises(ProtocolError, match="descriptors"):
         await unix.receive_descriptor(ends[1])
     assert opened() <= before
+
+
+async def test_no_descriptor_is_left(ends: Ends) -> None:
+    await unix.send_descriptor(ends[0], 0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            await unix.receive_descriptor(ends[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_descriptor_of_a_peer_that_is_gone(ends: Ends) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -164,7 +165,7 @@ async def receive_descriptor(sock: socket.socket) -> int | None:
     Raises:
         ProtocolError: the peer passed another number of descriptors than it announced.
         ConnectionLost: the stream ends before that.
-        OSError: the system reports the connection broken.
+        OSError: the system reports the connection broken, or this process may open no more files (EMFILE).
     """
     fds = array.array("i")
     while True:
@@ -185,6 +186,8 @@ async def receive_descriptor(sock: socket.socket) -> int | None:
         return fds[0]
     elif word == _NO_DESCRIPTOR and not fds:
         return None
+    elif word == _DESCRIPTOR_FOLLOWS and not fds and flags & socket.MSG_CTRUNC:
+        problem = OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: there is none for the memory of a peer")
     else:
         problem = ProtocolError(f"the peer passed {len(fds)} descriptors with the word {word!r}")
     for fd in fds:
