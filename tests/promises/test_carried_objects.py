@@ -240,3 +240,11 @@ def test_caches_in_a_script_travel_and_locks_are_named() -> None:
         "__main__.Variable.get global 'VARIABLE'",
     ]
     assert all(line.endswith(f"the class {line.split('.')[1].split()[0]} {module}") for line in lines[5:])
+
+
+SLOTTED = Path(__file__).with_name("script_of_slots.py")
+
+
+def test_objects_with_slots_travel_between_a_script_and_its_actors() -> None:
+    done = subprocess.run([sys.executable, SLOTTED], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "all", done.stdout + done.stderr

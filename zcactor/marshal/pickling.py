@@ -26,6 +26,7 @@ from zcactor.marshal.foreign import pack_foreign
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
 from zcactor.marshal.on_gpu import may_be_on_gpu
+from zcactor.marshal.slotted import reduce_slotted
 from zcactor.marshal.values import Code, registered
 
 __all__ = ["dumps", "loads"]
@@ -253,7 +254,9 @@ def pickler_class() -> type[Any]:
             if cls is FunctionType or issubclass(cls, type):
                 if value not in _complete:
                     by_value_if_needed(value)
-                reduced = super().reducer_override(value)
+                reduced = reduce_slotted(value) if cls is not FunctionType else NotImplemented
+                if reduced is NotImplemented:
+                    reduced = super().reducer_override(value)
                 if type(reduced) is tuple and reduced[-1] is class_setstate:
                     _complete.add(value)
                     reduced = (*reduced[:-1], _fill_class)
