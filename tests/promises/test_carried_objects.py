@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,32 @@ def test_what_an_array_carries_is_named_where_it_cannot_be_sent(tmp_path: Path) 
             explaining.explain(TypeError("cannot pickle '_thread.lock' object"), [("argument 1", [value])])
     mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=5)  # its map travels as bytes
     assert explaining._probe([noted.view(np.ndarray), mapped]) is None
+
+
+@dataclasses.dataclass(slots=True)
+class _Slotted:
+    first: Any
+    other: Any = dataclasses.field(init=False)
+
+
+class _Below(_Slotted):
+    """A class with attributes beside its slots."""
+
+    __dict__ = _Slotted.first  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (SimpleNamespace(model=SimpleNamespace(lock=threading.Lock())), r"\.model\.lock"),
+        (_Slotted([threading.Lock()]), r"\.first\[0\]"),
+        (_Below(threading.Lock()), r"\.first"),
+    ],
+)
+def test_an_attribute_is_named_wherever_its_object_keeps_it(value: Any, path: str) -> None:
+    one = Side(b"p" * 16).marshaller
+    with pytest.raises(TypeError, match=rf"^value\[1\]{path} cannot be sent: it is of type _thread.lock"):
+        one.pack([1, value])
 
 
 def _dividing(self: object) -> None:

@@ -46,6 +46,8 @@ _BY_PROCESS = (
     type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore,
     threading.Barrier, threading.Thread, threading.local, contextvars.ContextVar, io.IOBase,
 )  # fmt: skip
+_FIELDS = (GetSetDescriptorType, MemberDescriptorType)
+"""Types of the descriptor of a ``__dict__``. That of `types.SimpleNamespace` has the second."""
 
 
 def explain(error: BaseException, values: list[tuple[str, Any]]) -> None:
@@ -215,11 +217,24 @@ def _parts_of_array(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object, without asking its class, which may have a ``__dict__`` of its own."""
+    fields: Any = None
     for base in mro_of(type(value)):
-        field = namespace_of(base).get("__dict__")
-        if type(field) is GetSetDescriptorType:
-            yield from ((f".{name}", each) for name, each in list(dict.items(field.__get__(value))))
-            return
+        own = [
+            (name, each)
+            for name, each in namespace_of(base).items()
+            if issubclass(type(each), _FIELDS) and each.__objclass__ is base
+        ]
+        for name, each in own:
+            if name == "__dict__" and fields is None:
+                fields = each.__get__(value)
+                if issubclass(type(fields), dict):
+                    yield from ((f".{key}", part) for key, part in list(dict.items(fields)))
+            elif "__slots__" in namespace_of(base) and type(each) is MemberDescriptorType:
+                try:
+                    part = each.__get__(value)
+                except AttributeError:  # a slot that was not filled
+                    continue
+                yield f".{name}", part
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
