@@ -146,6 +146,32 @@ class Ordered(Exception, metaclass=Order):
         raise RuntimeError("no class below")
 
 
+class Refusing(type):
+    """The class of classes that refuse to be compared."""
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError("no comparison of classes")
+
+    __hash__ = type.__hash__
+
+
+class Sole(Refusing, metaclass=Refusing):
+    """A class of classes, which refuses to be compared as well."""
+
+
+class Token(metaclass=Refusing):
+    """An object whose class refuses to be compared."""
+
+    def __reduce__(self) -> Any:
+        raise Incomparable("token")
+
+
+class Incomparable(Exception, metaclass=Sole):
+    """An exception whose class refuses to be compared, as does the class of that, and the class of an attribute."""
+
+    token = Token()
+
+
 class Ring(Exception):
     """An exception that is the cause of its own cause, and has itself for a field."""
 
@@ -163,7 +189,8 @@ class Leaving(BaseException):
 KINDS: dict[str, Callable[[], BaseException]] = {
     cls.__name__: cls
     for cls in (
-        Frozen, ByKey, Answering, Closed, Unequal, Silent, Guarded, Masked, Keeping, Staying, Ordered, Ring, Leaving,
+        Frozen, ByKey, Answering, Closed, Unequal, Silent, Guarded, Masked, Keeping, Staying, Ordered, Ring,
+        Incomparable, Leaving,
     )
 }  # fmt: skip
 FORMS = ("alone", "in a group", "as a cause", "in a list")

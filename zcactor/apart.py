@@ -18,6 +18,7 @@ __all__ = [
     "fields_of",
     "fill",
     "has_own_reduction",
+    "is_any",
     "made_of",
     "make",
     "module_name",
@@ -81,6 +82,11 @@ def text_of(error: BaseException) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
+def is_any(cls: type, others: tuple[type, ...]) -> bool:
+    """Whether a class is one of some others. An ``in`` would ask its metaclass, which may raise."""
+    return any(cls is other for other in others)
+
+
 def _own_bases(cls: type) -> list[type]:
     """The base classes of `cls` that are Python's own exceptions, nearest first."""
     return [base for base in mro_of(cls) if not _flags(base) & _HEAP_TYPE and issubclass(base, BaseException)]
@@ -98,11 +104,11 @@ def _native_fields(cls: type) -> dict[str, Any]:
     ``lineno``, and those of ``__slots__``."""
     found: dict[str, Any] = {}
     for base in mro_of(cls):
-        if base in _ROOTS:  # `make` gives a group its message and exceptions
+        if is_any(base, _ROOTS):  # `make` gives a group its message and exceptions
             continue
         kinds = (MemberDescriptorType,) if _flags(base) & _HEAP_TYPE else _FIELDS
         for name, field in namespace_of(base).items():
-            if type(field) in kinds and name not in _NOT_CARRIED:
+            if issubclass(type(field), kinds) and name not in _NOT_CARRIED:
                 found.setdefault(name, field)
     return found
 

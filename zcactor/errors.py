@@ -511,7 +511,7 @@ def _dual_class(cls: type) -> type[Exception]:
     metaclass: Any = type(cls)
     dual: type[Exception]
     name = class_name(cls).rpartition(".")[2]
-    if metaclass in (type, ABCMeta):
+    if metaclass is type or metaclass is ABCMeta:
         dual = metaclass(name, (RemoteError, cls), namespace)
     else:  # without a metaclass's own code
         dual = type.__new__(metaclass, name, (RemoteError, cls), namespace)

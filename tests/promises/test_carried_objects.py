@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import zcactor as zc
-from tests import carried
+from tests import carried, hostile
 from tests.marshal.wire import Side
 from zcactor.config import Config
 from zcactor.marshal import explaining
@@ -244,6 +244,21 @@ def test_the_part_among_many_is_found_by_few_tries(place: int, monkeypatch: pyte
         explaining.explain(caught.value, [("argument 1", values)])
     assert len(tries) < 25
     assert sum(tries) < 3 * len(values)
+
+
+def test_classes_that_refuse_to_be_compared_are_named() -> None:
+    one = Side(b"p" * 16).marshaller
+    with pytest.raises(hostile.Incomparable) as caught:
+        one.pack([hostile.Token()])
+    assert "value[0] cannot be sent: it is of type tests.hostile.Token" in caught.value.__notes__[0]
+    lock = threading.Lock()
+    holder: Any = hostile.Refusing("Holder", (), {"__reduce__": lambda _: (str, (lock,)), "__module__": __name__})
+    for _ in range(2):  # the second time, an abstract class would know it
+        with pytest.raises(TypeError, match=r"^value\[0\] cannot be sent: it is of type .*Holder"):
+            one.pack([holder()])
+    key: Any = hostile.Refusing("Key", (), {"__reduce__": lambda _: (str, ("key",)), "__module__": __name__})
+    with pytest.raises(TypeError, match=r"^value\[\.\.\.\] cannot be sent: it is of type _thread.lock"):
+        one.pack({key(): lock})
 
 
 PROGRAM = Path(__file__).with_name("script_of_caches.py")

@@ -12,6 +12,7 @@ import pytest
 
 import zcactor as zc
 from tests import hostile
+from zcactor.apart import is_any
 
 PATIENCE = 60.0
 _cause = vars(BaseException)["__cause__"].__get__
@@ -41,7 +42,7 @@ def _check_kind(error: BaseException, kind: str) -> None:
     if kind == "Leaving":
         assert type(error) is zc.RemoteError and error.remote.type_name == "tests.hostile.Leaving"
         return
-    assert cls in type(error).__mro__, type(error)
+    assert is_any(cls, type(error).__mro__), type(error)
     if kind == "Masked":
         assert cls.kept.__get__(error) == 7 and _args(error) == ("masked", 2)
     if kind == "Keeping":

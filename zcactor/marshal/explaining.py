@@ -19,7 +19,7 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import bare, class_name, fields_of, module_name, mro_of, namespace_of, text_of, type_name
+from zcactor.apart import bare, class_name, fields_of, is_any, module_name, mro_of, namespace_of, text_of, type_name
 from zcactor.errors import ZcactorError
 from zcactor.interface import shown
 from zcactor.later import np
@@ -88,7 +88,7 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
             return None
         why = f"it is of type {type_name(type(value))} ({text_of(reason)})"
         told = f"{path} cannot be sent: {why}; {_advice(value, holder)}"
-        if type(error) in _PLAIN:
+        if is_any(type(error), _PLAIN):
             bare(error, None)  # it becomes the context, and its frames would keep the values
             return type(error)(told)
         notes = dict.setdefault(fields_of(error), "__notes__", [])
@@ -162,7 +162,7 @@ def _advice(value: Any, holder: str) -> str:
         return (
             f"{holder} travels by value, with all that it names, because others cannot import it: put it into a module"
         )
-    if issubclass(cls, _BY_PROCESS):
+    if any(is_any(base, _BY_PROCESS) for base in mro_of(cls)):
         return "it belongs to this process: make one in the process that uses it"
     return "pass the data that it consists of, or let its class say how it is pickled, by __reduce__"
 
@@ -263,4 +263,4 @@ def _globals_of(function: FunctionType) -> list[str]:
 def _shown(key: Any) -> str:
     if type(key) is str:
         return f'"{shown(key, _KEY_LENGTH)}"'
-    return repr(key) if type(key) in (int, bool, float) else "..."
+    return repr(key) if is_any(type(key), (int, bool, float)) else "..."
