@@ -293,6 +293,65 @@ async def test_small_arrays_of_arguments_can_be_written_to(how: str) -> None:
             await writer.write(SMALL[how](n))
 
 
+def nested(kind: type, depth: int) -> Any:
+    """Containers of one kind within each other."""
+    value: Any = {} if kind is dict else kind()
+    for _ in range(depth):
+        value = {"in": value} if kind is dict else kind([value])
+    return value
+
+
+class Deep:
+    """An object that arrives as containers within each other, deeper than a pickle can describe."""
+
+    def __init__(self, kind: type, depth: int) -> None:
+        self.made = kind, depth
+
+    def __reduce__(self) -> Any:
+        return nested, self.made
+
+
+@zc.actor
+class Nesting:
+    """An actor that makes deep values, and measures them."""
+
+    def make(self, kind: str, depth: int) -> Any:
+        return Deep({"list": list, "tuple": tuple, "dict": dict}[kind], depth)
+
+    def depth(self, value: Any) -> int:
+        depth = 0
+        while value:
+            (value,) = value.values() if type(value) is dict else value
+            depth += 1
+        return depth
+
+
+async def test_an_awaited_result_that_holds_itself_is_passed_on(actors: Any) -> None:
+    plain, _, _ = actors
+    for array in ((), (np.ones(3),)):
+        value: list[Any] = [{}, *array]
+        value[0]["in"] = (value,)
+        ref = plain.echo(value)
+        for _ in range(2):
+            got = await ref
+            assert got[0]["in"][0] is got
+            again = await plain.echo(ref)
+            assert again[0]["in"][0] is again
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "dict"])
+async def test_an_awaited_result_of_any_depth_is_passed_on(kind: str) -> None:
+    nesting: Any = await Nesting.spawn()
+    ref = nesting.make(kind, 100_000)
+    await ref
+    assert await nesting.depth(ref) == 100_000
+    async with zc.graph() as graph:
+        graph.output(nesting.depth.bind(ref))
+    run = await graph.compile()
+    assert await run() == 100_000
+    await run.close()
+
+
 async def test_results_and_values_of_references_are_read_only_at_any_size() -> None:
     """All awaits of a reference get the same object."""
     writer: Any = await zc.spawn(Writer)

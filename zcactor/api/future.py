@@ -345,9 +345,22 @@ def _is_ours(value: Any) -> bool:
     cls = type(value)
     if cls is np.ndarray:
         return bool(value.flags.writeable)
-    if cls is list or cls is tuple:
-        return any(map(_is_ours, value))
-    return cls is dict and any(map(_is_ours, value.values()))
+    return (cls is list or cls is tuple or cls is dict) and _holds_ours(value)
+
+
+def _holds_ours(container: Any) -> bool:
+    """`_is_ours` for a container, which may hold itself and be nested to any depth."""
+    containers, known = [container], {id(container)}
+    for within in containers:  # grows
+        for item in within.values() if type(within) is dict else within:
+            cls = type(item)
+            if cls is np.ndarray:
+                if item.flags.writeable:
+                    return True
+            elif (cls is list or cls is tuple or cls is dict) and id(item) not in known:
+                known.add(id(item))
+                containers.append(item)
+    return False
 
 
 def _packed(call: Call) -> tuple[Any, Sequence[Part], int]:

@@ -232,9 +232,16 @@ class Graphs:
 
 def _never_changes(value: Any) -> bool:
     """Whether no method can change a value, so that all runs may get the same object."""
-    cls = type(value)
-    if cls is ndarray:
-        return not value.flags.writeable
-    if cls is tuple:
-        return all(map(_never_changes, value))
-    return cls in SCALARS or cls is ActorHandle
+    values, known = [value], {id(value)}
+    for each in values:  # grows: tuples may be nested to any depth
+        cls = type(each)
+        if cls is tuple:
+            found = {id(item): item for item in each if id(item) not in known}
+            known.update(found)
+            values.extend(found.values())
+        elif cls is ndarray:
+            if each.flags.writeable:
+                return False
+        elif cls not in SCALARS and cls is not ActorHandle:
+            return False
+    return True
