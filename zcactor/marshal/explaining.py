@@ -44,7 +44,7 @@ _LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "pyarrow", "cupy", "num
 """Libraries with arrays of their own."""
 _BY_PROCESS = (
     type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore,
-    threading.Barrier, threading.Thread, threading.local, contextvars.ContextVar, io.IOBase,
+    threading.Barrier, threading.Thread, threading.local, contextvars.ContextVar, *io.IOBase.__bases__,
 )  # fmt: skip
 _FIELDS = (GetSetDescriptorType, MemberDescriptorType)
 """Types of the descriptor of a ``__dict__``. That of `types.SimpleNamespace` has the second."""
