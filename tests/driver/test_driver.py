@@ -261,7 +261,7 @@ async def test_all_searches_for_a_head_to_join_have_one_deadline(monkeypatch: py
     monkeypatch.setattr(driver, "_AGAIN", 0.0)
     with pytest.raises(ValueError, match="enough"):
         await zc.init("10.0.0.1:1", head_timeout=20.0)
-    assert 20.0 >= left[0] > left[1] > left[2]
+    assert left[0] == pytest.approx(20.0) and left[0] > left[1] > left[2]
 
 
 async def test_two_at_the_same_time() -> None:

@@ -183,7 +183,7 @@ def _reduce_subclass(packing: Pickling, value: Any, cls: type[Any]) -> Any:
 
 
 _CACHE: Final = type(functools.lru_cache(lambda: None))
-_WRAPPERS: Final = frozenset({_CACHE, functools.cached_property})
+_WRAPPERS: Final = frozenset({_CACHE, functools.cached_property, functools.singledispatchmethod})
 _DISPATCH: Final = vars(type(lambda: 0))["__code__"].__get__(functools.singledispatch(lambda _: None))
 """The code of all functions that `functools.singledispatch` makes."""
 
@@ -194,6 +194,9 @@ def _reduce_wrapper(value: Any, cls: type) -> Any:
 
     if cls is functools.cached_property:
         return _cached_property, (value.func,), (value.attrname, vars(value).get("__doc__")), None, None, _named
+    if cls is functools.singledispatchmethod:  # of Python 3.13 it has a cache with weak references
+        others = [(key, each) for key, each in value.dispatcher.registry.items() if each is not value.func]
+        return cls, (value.func,), others, None, None, _register
     by_value_if_needed(value)
     found = cloudpickle._lookup_module_and_qualname(value)
     if found is not None and not cloudpickle._is_registered_pickle_by_value(found[0]):
