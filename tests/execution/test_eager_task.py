@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import gc
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -177,6 +179,163 @@ async def test_cancelling_that_is_caught() -> None:
     task.cancel()
     await task
     assert seen == ["caught"]
+
+
+class Scene:
+    """A coroutine that is cancelled in its first wait, and a log of its end and those of the awaited ones.
+
+    Args:
+        eager: whether the coroutine is started eagerly; otherwise a task of asyncio runs it.
+    """
+
+    def __init__(self, eager: bool) -> None:
+        self.eager = eager
+        self.log: list[str] = []
+        self.again = asyncio.Event()
+        """Set when the coroutine is to be cancelled once more."""
+        self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(lambda _, context: self.log.append(f"loop: {context['message']}"))
+
+    async def part(self, name: str, outcome: BaseException | None = None) -> str:
+        """Wait for ever. A cancellation ends the wait two turns later: by itself, or by `outcome`."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            self.log.append(f"{name} ends")
+            if outcome is not None:
+                raise outcome from None
+            raise
+        return name
+
+    async def stubborn(self, name: str) -> str:
+        """Return at the first cancellation."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        self.log.append(f"{name} goes on")
+        return name
+
+    async def twice(self, name: str) -> None:
+        """End at the second cancellation."""
+        await self.stubborn(name)
+        self.again.set()
+        await self.part(name)
+
+    async def whole(self, waiting: asyncio.Future[Any]) -> None:
+        try:
+            self.log.append(f"result {await waiting!r}")
+            await asyncio.sleep(0)
+        except BaseException as error:
+            self.log.append(f"whole ends by {error!r}")
+            raise
+
+    async def play(self, waiting: asyncio.Future[Any]) -> list[str]:
+        """Cancel the coroutine while it waits for `waiting`, and return the log."""
+        await asyncio.sleep(0)  # the coroutines behind `waiting` have begun
+        coroutine = self.whole(waiting)
+        if self.eager:
+            task = suspended(coroutine)
+        else:
+            task = asyncio.create_task(coroutine)
+            await asyncio.sleep(0)
+        task.cancel("once")
+        del waiting
+        again = asyncio.ensure_future(self.again.wait())
+        if again in (await asyncio.wait([task, again], return_when=asyncio.FIRST_COMPLETED))[0]:
+            task.cancel("again")
+            await asyncio.wait([task])
+        again.cancel()
+        self.log.append("cancelled" if task.cancelled() else f"ended by {task.exception()!r}")
+        gc.collect()  # a future whose exception nobody has retrieved tells the loop
+        return self.log
+
+
+class Unwilling(asyncio.Future[Any]):
+    """A future that refuses to be cancelled, and is done soon after so many tries."""
+
+    def __init__(self, scene: Scene, outcome: Any, tries: int = 1) -> None:
+        super().__init__()
+        self._scene = scene
+        self._outcome = outcome
+        self._tries = tries
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self._tries -= 1
+        if self._tries:
+            self._scene.again.set()
+        elif isinstance(self._outcome, Exception):
+            self._scene.loop.call_soon(self.set_exception, self._outcome)
+        else:
+            self._scene.loop.call_soon(self.set_result, self._outcome)
+        return False
+
+
+async def parts_of_a_gathering(scene: Scene) -> list[str]:
+    return await scene.play(asyncio.gather(scene.part("part 1"), scene.part("part 2")))
+
+
+async def one_that_ends_by_an_error(scene: Scene) -> list[str]:
+    return await scene.play(asyncio.ensure_future(scene.part("part", ValueError("mine"))))
+
+
+async def one_that_goes_on(scene: Scene) -> list[str]:
+    return await scene.play(asyncio.ensure_future(scene.stubborn("part")))
+
+
+async def two_cancellations(scene: Scene) -> list[str]:
+    return await scene.play(asyncio.gather(scene.twice("part 1"), scene.part("part 2")))
+
+
+async def a_shield(scene: Scene) -> list[str]:
+    inner = asyncio.ensure_future(scene.part("part"))
+    log = list(await scene.play(asyncio.shield(inner)))
+    inner.cancel()
+    await asyncio.wait([inner])
+    return log
+
+
+async def one_that_refuses(scene: Scene) -> list[str]:
+    return await scene.play(Unwilling(scene, "late"))
+
+
+async def one_that_refuses_and_fails(scene: Scene) -> list[str]:
+    return await scene.play(Unwilling(scene, ValueError("late")))
+
+
+async def one_that_refuses_twice(scene: Scene) -> list[str]:
+    return await scene.play(Unwilling(scene, "late", tries=2))
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        parts_of_a_gathering, one_that_ends_by_an_error, one_that_goes_on, two_cancellations, a_shield,
+        one_that_refuses, one_that_refuses_and_fails, one_that_refuses_twice,
+    ],
+)  # fmt: skip
+async def test_a_cancellation_waits_for_the_awaited_one_as_in_a_task(
+    scenario: Callable[[Scene], Coroutine[Any, Any, list[str]]],
+) -> None:
+    plain = await scenario(Scene(eager=False))
+    assert await scenario(Scene(eager=True)) == plain
+    assert not [line for line in plain if line.startswith("loop: ")]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("early")])
+async def test_a_cancellation_after_the_awaited_one_is_done(error: ValueError | None) -> None:
+    scene = Scene(eager=True)
+    future: asyncio.Future[Any] = scene.loop.create_future()
+    task = suspended(scene.whole(future))
+    if error is None:
+        future.set_result("early")
+    else:
+        future.set_exception(error)
+    task.cancel()
+    del future
+    await asyncio.wait([task])
+    gc.collect()
+    assert task.cancelled()
+    assert scene.log == ["whole ends by CancelledError()"]
 
 
 async def test_context_is_one_from_first_step_to_last() -> None:

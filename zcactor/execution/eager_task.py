@@ -133,30 +133,46 @@ async def _as_coroutine(rest: Awaitable[None]) -> None:
 @types.coroutine
 def _rest(coroutine: Coroutine[Any, Any, None], task: Any) -> Generator[Any, Any, None]:
     """The steps of `coroutine` after the first step of `task`, an `_EagerTask` or its fields."""
+    cancelled: BaseException | None = None
     try:
         yield
-        if task.ended:
-            return
-        if task.refused is not None:
-            raise task.refused
-        _mark(task.waiting, True)  # as `await` leaves it for the step of a task
-        yield task.waiting
     except GeneratorExit:  # the task was dropped; its coroutine may have been closed before it
         coroutine.close()
         raise
-    except BaseException as error:
-        if task.ended:
-            return
-        if task.refused is None and issubclass(type(error), asyncio.CancelledError) and asyncio.isfuture(task.waiting):
-            task.waiting.cancel()
-        task.waiting = task.refused = None
-        try:
-            task.waiting = coroutine.throw(error)
-        except StopIteration:
-            return
-        rest = _rest(coroutine, task)
-        rest.send(None)
-        yield from rest
-    else:
-        task.waiting = None  # its result is the coroutine's alone
+    except asyncio.CancelledError as early:  # before the task's turn
+        cancelled = early
+    if task.ended:
+        return
+    waiting: Any = task.waiting
+    error: BaseException | None = task.refused
+    task.waiting = task.refused = None
+    if cancelled is not None and (error is not None or not asyncio.isfuture(waiting)):
+        error, cancelled = cancelled, None
+    elif cancelled is not None and waiting.cancel(*cancelled.args):
+        cancelled = None  # the future's own end, which may take a while, tells the coroutine
+    try:
+        while True:
+            if error is None:
+                try:
+                    _mark(waiting, True)  # as `await` leaves it for the step of a task
+                    yield waiting
+                except GeneratorExit:
+                    coroutine.close()
+                    raise
+                except BaseException as raised:  # the future's outcome: the coroutine gets it
+                    error = raised
+                waiting = None  # its result is the coroutine's alone
+                # Where the future took no cancelling, its outcome is dropped, as by a task.
+                if cancelled is not None and not issubclass(type(error), asyncio.CancelledError):
+                    error = cancelled
+                cancelled = None
+            if error is None:
+                break
+            try:
+                waiting = coroutine.throw(error)
+            except StopIteration:
+                return
+            error = None
         yield from coroutine
+    finally:
+        error = cancelled = None  # their tracebacks lead to this frame
