@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
@@ -88,7 +88,8 @@ class MethodOptions(CallOptions, total=False):
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    # An int may exceed each float, and computing with it would fail.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def _is_count(value: Any, least: int = 0) -> bool:

@@ -214,6 +214,21 @@ async def test_deadline_of_a_call() -> None:
     waiting.cancel()
 
 
+@pytest.mark.parametrize("seconds", [2e10, 1e300, 10**30])
+async def test_a_deadline_that_never_comes(seconds: float) -> None:
+    """Frames tell up to 292 years."""
+
+    class Nested:
+        async def outer(self, probe: Any) -> str:
+            return str(await probe.anote("inherited"))
+
+    probe: Any = await Probe.spawn()
+    nested: Any = await zc.spawn(Nested)
+    assert await probe.anote.options(timeout=seconds)("async") == "async"
+    assert await probe.note.options(timeout=seconds)("sync") == "sync"
+    assert await nested.outer.options(timeout=seconds)(probe) == "inherited"
+
+
 async def test_deadline_of_a_queued_call() -> None:
     probe: Any = await Probe.spawn()
     held = probe.hold("k")

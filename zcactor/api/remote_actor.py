@@ -53,6 +53,14 @@ _FIRST_PAUSE = 0.1
 """Seconds between the first two attempts, doubled for each further one."""
 _SIGN_OF_LIFE = 4.5
 """Seconds within which a living node reports to the head several times."""
+_LONGEST = 2.0**63
+"""Nanoseconds of the longest time that a frame tells: 292 years, which its field of 64 bits holds, and a float exactly.
+A deadline that is later is the caller's alone."""
+
+
+def _nanoseconds(left: float) -> int:
+    """The time of a frame for a call that has `left` seconds: at least 1, as 0 means no deadline."""
+    return int(min(max(left * 1e9, 1.0), _LONGEST))
 
 
 class RemoteActor:
@@ -224,7 +232,7 @@ class RemoteActor:
             arm()
         else:
             loop.call_soon_threadsafe(arm)
-        return max(int(left * 1e9), 1)
+        return _nanoseconds(left)
 
     # ---------------------------------------------------------------- connecting
 
@@ -466,7 +474,7 @@ class RemoteActor:
         session, call.session = call.session, None
         if not call.done:
             call.state = CallState.QUEUED
-            timeout_ns = 0 if call.timer is None else max(int((call.timer.when() - self.process.loop.time()) * 1e9), 1)
+            timeout_ns = 0 if call.timer is None else _nanoseconds(call.timer.when() - self.process.loop.time())
             try:
                 payload, parts, flags = self.process.marshaller.fit((payload, parts, flags))
             except OutOfMemory as error:
