@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -13,7 +15,38 @@ import zcactor as zc
 from tests.driver.programs import alive
 from tests.driver.test_driver import PATIENCE, Talker, spawn
 from zcactor.config import Config
+from zcactor.driver import runtimes
 from zcactor.driver.runtimes import EmbeddedRuntime
+
+
+class Writer:
+    """An actor whose file has its line once the actor ends in order."""
+
+    def write(self, path: Path) -> None:
+        self.file: TextIO = path.open("w")
+        self.file.write("line\n")
+
+
+class Blocked:
+    """An actor whose loop is blocked until a file has a line."""
+
+    async def until_written(self, path: Path) -> None:
+        while not path.stat().st_size:
+            select.select([], [], [], 0.005)
+
+
+@pytest.mark.slow
+async def test_an_idle_actor_ends_in_order_beside_one_whose_loop_is_blocked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "_SENDING", PATIENCE)  # above the time of the end, as in an end of a second
+    async with zc.init(config=Config(shutdown_timeout=PATIENCE / 2)):
+        path = tmp_path / "file"
+        writer = await spawn(Writer)
+        await writer.write(path)
+        blocked = await spawn(Blocked)
+        blocked.until_written(path)
+    assert path.read_text() == "line\n"
 
 
 @pytest.mark.slow

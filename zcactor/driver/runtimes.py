@@ -40,8 +40,9 @@ _AGENT_END = 3.0
 """Seconds from the agent's last answer, or from the end of its control socket, until it is killed."""
 _END_PATIENCE = 0.5
 """Seconds after which the end of a program logs what it waits for."""
-_SENDING = 1.0
-"""Seconds in which actors receive the calls that were made, before they are asked to end."""
+_SENDING, _SHARE = 1.0, 0.25
+"""Seconds in which actors receive the calls that were made, before they are asked to end, and the share of the end's
+time that these are at most: an actor whose loop is blocked receives nothing, and idle ones need the rest."""
 _NAMED = 3
 """Calls that this log line names, and methods in the one about calls that have not run."""
 _NOT_RUN = (Status.NO_SUCH_ACTOR, Status.STOPPED, Status.KILLED, Status.MOVED)
@@ -109,7 +110,7 @@ class Runtime(ABC):
         process = self.process
         until = process.loop.time() + grace
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(_SENDING, grace)):
+            async with asyncio.timeout(min(_SENDING, grace * _SHARE)):
                 called = [remote for remote in list(process.sessions.remotes.values()) if remote.unfinished]
                 await all_of([remote.received() for remote in called])
         await self._end_actors(until - process.loop.time())
