@@ -12,7 +12,7 @@ from typing import TextIO
 import pytest
 
 import zcactor as zc
-from tests.driver.programs import alive
+from tests.driver.programs import Program, alive, until
 from tests.driver.test_driver import PATIENCE, Talker, spawn
 from zcactor.config import Config
 from zcactor.driver import runtimes
@@ -47,6 +47,122 @@ async def test_an_idle_actor_ends_in_order_beside_one_whose_loop_is_blocked(
         blocked = await spawn(Blocked)
         blocked.until_written(path)
     assert path.read_text() == "line\n"
+
+
+ENDING = """
+class Writer:
+    def write(self):
+        self.file = open("file", "w")
+        self.file.write("line")
+
+def until(passed):
+    while not passed():
+        pass
+
+{begin}
+    async with zc.init():
+        writer = await zc.spawn(Writer)
+        await writer.write()
+        {last}
+
+try:
+    zc.run(main())
+except BaseException as error:
+    tell(left=[type(error).__name__, open("file").read()])
+"""
+"""A program that is cancelled while the last statement of its block computes. Its actor's file has the line once the
+actor has ended in order."""
+PLAIN = """
+async def main():
+"""
+TIMED = """
+async def main():
+  async with asyncio.timeout(None) as limit:
+"""
+GROUPED = """
+async def fail(when):
+    await when.wait()
+    raise ValueError("mine")
+
+async def main():
+  when = asyncio.Event()
+  async with asyncio.TaskGroup() as group:
+    group.create_task(fail(when))
+"""
+HANDLED = """
+async def main():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, asyncio.current_task().cancel)
+"""
+SIGNALLED = "os.kill(os.getpid(), signal.{})"
+EXPIRED = "limit.reschedule(0); until(lambda past=time.monotonic() + 0.01: time.monotonic() > past)"
+"""Timers of uvloop have its milliseconds."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize(
+    ("begin", "last", "left"),
+    [
+        pytest.param(PLAIN, "asyncio.current_task().cancel()", "CancelledError", id="cancelled"),
+        pytest.param(PLAIN, SIGNALLED.format("SIGINT"), "KeyboardInterrupt", id="Ctrl-C"),
+        pytest.param(PLAIN, SIGNALLED.format("SIGTERM"), "SystemExit", id="SIGTERM"),
+        pytest.param(HANDLED, SIGNALLED.format("SIGUSR1"), "CancelledError", id="handler of the loop"),
+        pytest.param(TIMED, EXPIRED, "TimeoutError", id="timeout"),
+        pytest.param(GROUPED, "when.set()", "ExceptionGroup", id="task group"),
+    ],
+)
+def test_actors_end_in_order_where_a_cancellation_comes_while_the_block_computes(
+    begin: str, last: str, left: str, loop: str
+) -> None:
+    with Program(ENDING.format(begin=begin, last=last), env={"ZCACTOR_LOOP": loop}) as program:
+        assert program.told("left") == [left, "line"]
+        assert program.status() == 0
+        program.assert_clean()
+
+
+AGAIN = """
+async def main():
+    async with zc.init(shutdown_timeout=1000):
+        actor = await zc.spawn(Busy)
+        ref = actor.block()
+        {last}
+
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_again_ends_at_once_where_the_first_came_while_the_block_computed(times: int) -> None:
+    source = AGAIN.format(last="; ".join([SIGNALLED.format("SIGINT")] * times))
+    with Program(source) as program:
+        if times == 1:
+            until(lambda: "Ctrl-C again ends it at once" in program.stderr(), "the end says for what it waits")
+            os.kill(program.pid, signal.SIGINT)
+        assert program.status() in (-signal.SIGINT, 130)
+        program.assert_clean()
+
+
+@pytest.mark.slow
+async def test_a_cancellation_right_after_the_one_that_ended_the_block_ends_at_once(tmp_path: Path) -> None:
+    entered = asyncio.Event()
+    path = tmp_path / "file"
+    path.touch()
+
+    async def main() -> None:
+        async with zc.init(config=Config(shutdown_timeout=1000)):
+            blocked = await spawn(Blocked)
+            blocked.until_written(path)
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(main())
+    await entered.wait()
+    task.cancel()
+    await asyncio.sleep(0)  # the end of the block begins
+    task.cancel()
+    await asyncio.wait([task], timeout=PATIENCE)
+    assert task.cancelled()
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ class Init:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if _runtime is not None:
-            checker = await _end()
+            checker = await _end(again=isinstance(error, KeyboardInterrupt))
             if checker is not None and error is None:
                 checker.raise_found()
 
@@ -419,7 +419,8 @@ async def shutdown() -> None:
             the ends of leases. All has ended. The end of ``async with zc.init()`` raises the same, unless it ends by
             another exception.
 
-    Cancelling `shutdown` still ends everything, but kills actors instead of closing them.
+    Cancelling `shutdown` still ends everything, but kills actors instead of closing them. A cancellation that is due
+    when it begins, such as a Ctrl-C that came while the program computed, is raised after the orderly end.
     """
     if _runtime is None:
         raise NotInitialized("zc.shutdown: the runtime is not running in this process")
@@ -428,13 +429,13 @@ async def shutdown() -> None:
         checker.raise_found()
 
 
-async def _end() -> Checker | None:
-    """End the runtime. Returns its check mode."""
+async def _end(*, again: bool = False) -> Checker | None:
+    """End the runtime; see `Runtime.aclose`. Returns its check mode."""
     global _runtime
     assert _runtime is not None, "the caller has looked"
     runtime, _runtime = _runtime, None
     if runtime.process.loop is asyncio.get_running_loop():
-        await runtime.aclose()
+        await runtime.aclose(again=again)
     else:
         runtime.end_now()  # its own loop cannot be used from here
     return runtime.process.checker

@@ -43,6 +43,9 @@ _END_PATIENCE = 0.5
 _SENDING, _SHARE = 1.0, 0.25
 """Seconds in which actors receive the calls that were made, before they are asked to end, and the share of the end's
 time that these are at most: an actor whose loop is blocked receives nothing, and idle ones need the rest."""
+_TURNS = 3
+"""Turns of the loop in which a cancellation comes out that was due when the end began. The callback of a timer that has
+expired cancels in the second turn, and the loop's handler of a signal in the third."""
 _NAMED = 3
 """Calls that this log line names, and methods in the one about calls that have not run."""
 _NOT_RUN = (Status.NO_SUCH_ACTOR, Status.STOPPED, Status.KILLED, Status.MOVED)
@@ -71,13 +74,17 @@ class Runtime(ABC):
         """Id of the node whose agent knows the actors: 32 hexadecimal digits."""
         return self.process.sessions.head.hex()
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, again: bool = False) -> None:
         """End this program's actors, and its node where the node is embedded. Idempotent.
+
+        Args:
+            again: whether Ctrl-C has come a second time, so that a cancellation that is due at the beginning counts as
+                a later one.
 
         Actors get `Config.shutdown_timeout` seconds to run their queued calls and to close. A line of the log counts
         the calls that have not run by then, and others tell of failures that nobody awaits. An agent that does not
         respond is killed a second later. Cancelling skips the orderly part: actors are killed, and all else is still
-        done.
+        done. A cancellation that is due at the beginning skips nothing, and is raised at the end.
         """
         process = self.process
         process.unseen.begin_end()
@@ -86,7 +93,10 @@ class Runtime(ABC):
         begun = list(self.unfinished())
         ending = asyncio.ensure_future(self._end_in_order(grace))
         telling = process.loop.call_later(_END_PATIENCE, self._tell_waiting, grace, asyncio.current_task())
+        due = None
         try:
+            if not again:
+                due = await _due_cancellation()
             await asyncio.wait({ending}, timeout=grace)
             if not ending.done() and await self._responds():
                 await asyncio.wait({ending}, timeout=_AGENT_WORK)
@@ -104,6 +114,11 @@ class Runtime(ABC):
                 await self._ended()
             finally:
                 self.end_now()
+        if due is not None:
+            try:
+                raise due
+            finally:
+                due = None  # its traceback leads to this frame
 
     async def _end_in_order(self, grace: float) -> None:
         """Ask for the end of the actors, once they have received all calls, or those that they do in a moment."""
@@ -283,6 +298,29 @@ class JoinedRuntime(Runtime):
 
     async def _ended(self) -> None:
         """Return at once: the program has no process of its own to wait for."""
+
+
+async def _due_cancellation() -> asyncio.CancelledError | None:
+    """Take the first cancellation of this task, if it came while the task computed, or is due since then.
+
+    The task still counts as cancelled. So the caller raises the error later, for the ``asyncio.timeout``, the
+    ``TaskGroup`` or the runner that has cancelled the task and waits for it.
+
+    Raises:
+        CancelledError: the task was cancelled once more.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine that awaits runs in a task"
+    before = task.cancelling()
+    due = None
+    for _ in range(_TURNS):
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError as error:
+            if due is not None or 0 < before < task.cancelling():
+                raise
+            due = error
+    return due
 
 
 def _notebook() -> Any:
