@@ -154,6 +154,7 @@ class _Connection:
                 self._listening.cancel()
                 await asyncio.wait([self._listening])
         await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]  # a process that ssh has left may hold the pipes
         if not self._started:
             return ""
         if self._lost:

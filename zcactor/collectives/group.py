@@ -15,7 +15,7 @@ from zcactor.collectives.group_options import GroupOptions
 from zcactor.collectives.plans import result_by
 from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
-from zcactor.collectives.starting import Placed, start
+from zcactor.collectives.starting import CountedCall, start
 from zcactor.collectives.steps import ReducerStep
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.process.context import current, current_host
@@ -158,7 +158,7 @@ class Group:
         what = "Group.allreduce"
         last = self._found  # as `_member` does
         member = last[1] if last is not None and last[0] is current_host.get() and last[1].kept else self._member()
-        with Placed(member, what):
+        with CountedCall(member, what):
             if out is None and plan == "auto" and (repetition := repeated(member, x, op, timeout)) is not None:
                 return repetition
             if type(x) is not ndarray and is_on_gpu(x):
@@ -205,7 +205,7 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         member = self._member()
-        with Placed(member, "Group.reduce_scatter"):
+        with CountedCall(member, "Group.reduce_scatter"):
             return calls.reduce_scatter(member, x, op, shards, timeout)
 
     @overload
@@ -236,7 +236,7 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         member = self._member()
-        with Placed(member, "Group.allgather"):
+        with CountedCall(member, "Group.allgather"):
             return calls.allgather(member, x, concat, timeout)
 
     def broadcast(self, x: Any = None, *, root: int = 0, timeout: float | None = None) -> ObjectRef[Array]:
@@ -259,7 +259,7 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         member = self._member()
-        with Placed(member, "Group.broadcast"):
+        with CountedCall(member, "Group.broadcast"):
             return calls.broadcast(member, operator.index(root), x, timeout)
 
     def alltoall(self, parts: Sequence[Any], *, timeout: float | None = None) -> ObjectRef[list[ObjectRef[Any]]]:
@@ -279,7 +279,7 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         member = self._member()
-        with Placed(member, "Group.alltoall"):
+        with CountedCall(member, "Group.alltoall"):
             return calls.alltoall(member, parts, timeout)
 
     def barrier(self, *, timeout: float | None = None) -> ObjectRef[None]:
@@ -294,7 +294,7 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         member = self._member()
-        with Placed(member, "Group.barrier"):
+        with CountedCall(member, "Group.barrier"):
             return begin_barrier(member, timeout)
 
     # ---------------------------------------------------------------- the group itself

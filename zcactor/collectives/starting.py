@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zcactor.collectives.steps import ReducerStep
     from zcactor.process.context import LocalProcess
 
-__all__ = ["Placed", "start"]
+__all__ = ["CountedCall", "start"]
 
 
 def start(
@@ -61,7 +61,7 @@ def start(
     return reference
 
 
-class Placed:
+class CountedCall:
     """A call of a collective, from its beginning on. One that raises takes its place in the order of the group, unless
     it has taken that: all other ranks get the error, none waits for this one, and the next calls are matched with each
     other. Any thread may enter this.
