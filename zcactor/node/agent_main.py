@@ -115,8 +115,10 @@ def search_path() -> list[str]:
 
 
 def _interpreter_flags() -> list[str]:
-    """-X dev, -W and the like, as ``multiprocessing`` passes them on."""
-    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined,no-any-return]
+    """-X dev, -W and the like, as ``multiprocessing`` passes them on; and -P in a directory that was removed: Python
+    3.13.0 cannot import its own modules where the import path has an entry for that."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags if working_directory() else [*flags, "-P"]
 
 
 def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
