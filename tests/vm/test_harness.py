@@ -171,7 +171,7 @@ class TestEnds:
         started = time.monotonic()
         with pytest.raises(vm.GuestTimeoutError, match="no time left: host 1") as caught:
             vm.run(["sh", "-c", "echo started; sleep 1000"], timeout=8)
-        assert 8 <= time.monotonic() - started < 15
+        assert 8 <= time.monotonic() - started < 60
         assert caught.value.outputs in (("started\n",), ("",))  # empty on a machine that took longer to boot
         assert not processes_of(psutil.Process())
         assert list(scratch.iterdir()) == []
