@@ -275,7 +275,9 @@ async def main():
         tell(ready=await kept.pid())
         while not os.path.exists(GATE):  # until the node is drained
             await kept.add()
-        (actor,) = [each for each in await zc.actors() if each.state == "alive"]
+        while not (alive := [each for each in await zc.actors() if each.state == "alive"]):
+            await asyncio.sleep(0.01)  # until its process has returned to the head that leads now
+        (actor,) = alive
         tell(moved=[actor.restarts, actor.node_id, actor.pid == await kept.pid()])
     tell(done=True)
 zc.run(main())
