@@ -508,7 +508,7 @@ async def test_receives_that_are_posted_in_part_are_a_failed_device(
 async def test_many_connections_that_end_at_once_do_not_hold_up_the_loop(
     fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This is beside much memory that stays registered: 50 ms for 244 connections, and a watchdog of ten times as much."""
+    """This is beside much memory that stays registered: 50 ms for 244 connections. The watchdog has 500."""
     monkeypatch.setattr(fake, "_is_writable", lambda *_: True)  # the original reads a file for each region
     with engine_on(fabric, "a", SLOT) as engine:
         for number in range(2000):
