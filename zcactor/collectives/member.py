@@ -280,8 +280,7 @@ class Member:
     def publish(self, operation: Collective, own: Publication) -> None:
         """Publish an operation to all other ranks."""
         plain = own.result is None and own.failure is None and not own.owner and not own.offset
-        plain = plain and own.signature == operation.signature
-        if plain and type(operation).for_rank is Collective.for_rank:
+        if plain and own.signature == operation.signature and type(operation).for_rank is Collective.for_rank:
             self.publish_to_all(operation.seq, operation, own.data)
             return
         for rank in self._others:

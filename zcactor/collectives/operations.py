@@ -356,7 +356,7 @@ class Refusal(Collective):
         error: the cause.
     """
 
-    def __init__(self, process: LocalProcess, call: Call, what: str, error: Exception) -> None:
+    def __init__(self, process: LocalProcess, call: Call, what: str, error: BaseException) -> None:
         super().__init__(process, call, what)
         self.error = error
 

@@ -39,9 +39,7 @@ def start(
     """
     check_timeout(timeout, what)
     process = member.process
-    call = Call(process.process, process.loop, process.thread)
-    call.label = what
-    call.retrieved = True  # until its reference exists
+    call = _promise(process, what)
     try:
         operation = make(process, call)
     except OutOfMemory as error:  # no room for a copy of the input: all ranks get the error
@@ -54,10 +52,7 @@ def start(
     if deadline is not None:
         rest = max(deadline - process.loop.time(), 0.0)
         left = rest if left is None else min(left, rest)
-    if threading.get_ident() == process.thread:
-        _begin(member, operation, left)
-    else:
-        process.loop.call_soon_threadsafe(_begin, member, operation, left)
+    _post(member, operation, left)
     return reference
 
 
@@ -82,23 +77,32 @@ class CountedCall:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, Exception):
+        if error is None or not issubclass(type(error), Exception):
             return
         member, process = self.member, self.member.process
-        here = threading.get_ident() == process.thread
-        if here and member.seat.next != self.place:
+        if threading.get_ident() == process.thread and member.seat.next != self.place:
             return
         notes = fields_of(error).setdefault("__notes__", [])
         if type(notes) is list:
             notes.append(f"rank {member.rank} has raised this in {self.what}, and all ranks get it")
-        call = Call(process.process, process.loop, process.thread)
-        call.label = self.what
-        call.retrieved = True  # the caller has the error
-        operation = Refusal(process, call, self.what, error)
-        if here:
-            member.begin(operation)
-        else:
-            process.loop.call_soon_threadsafe(member.begin, operation)
+        _post(member, Refusal(process, _promise(process, self.what), self.what, error), None)
+
+
+def _promise(process: LocalProcess, what: str) -> Call:
+    """The promise of an operation, of which nobody has a reference yet."""
+    call = Call(process.process, process.loop, process.thread)
+    call.label = what
+    call.retrieved = True
+    return call
+
+
+def _post(member: Member, operation: Collective, seconds: float | None) -> None:
+    """Begin an operation on the loop's thread, after those that were begun before."""
+    process = member.process
+    if threading.get_ident() == process.thread:
+        _begin(member, operation, seconds)
+    else:
+        process.loop.call_soon_threadsafe(_begin, member, operation, seconds)
 
 
 def _begin(member: Member, operation: Collective, seconds: float | None) -> None:

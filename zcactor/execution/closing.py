@@ -27,12 +27,13 @@ async def close_instance(
         begin: begins a task in the actor's context.
     """
     try:
+        leave: Any = None
         arguments: tuple[Any, ...] = ()
         if hasattr(type(instance), "__aexit__"):  # as ``async with`` asks: not an instance that answers for any name
             leave, arguments = instance.__aexit__, (None, None, None)
-        else:
-            leave = _close_of(instance)
-        if leave is None or not callable(leave):
+        elif inspect.getattr_static(instance, "close", None) is not None:  # no name that ``__getattr__`` makes up
+            leave = instance.close
+        if not callable(leave):
             return
         if inspect.iscoroutinefunction(leave):
             await begin(leave(*arguments))
@@ -43,13 +44,3 @@ async def close_instance(
         if type(error) is asyncio.CancelledError and task is not None and task.cancelling():
             raise
         log_failure(f"{label} raised while it was being closed", error)
-
-
-def _close_of(instance: Any) -> Any:
-    """The attribute ``close`` of an actor; None where it has none."""
-    try:
-        return getattr(instance, "close", None)
-    except Exception:  # of a ``__getattr__`` of the user's, which may raise anything for a name that it does not know
-        if inspect.getattr_static(instance, "close", None) is not None:
-            raise
-        return None

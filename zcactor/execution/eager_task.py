@@ -14,6 +14,8 @@ import types
 from asyncio.tasks import _enter_task, _leave_task
 from typing import TYPE_CHECKING, Any
 
+from zcactor.apart import cause_of
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
     from contextvars import Context
@@ -42,7 +44,8 @@ def start_eagerly(
             eager.__init__(coroutine, loop=loop, context=context, eager_start=True)  # type: ignore[misc]
         except BaseException as error:  # of an awaitable of the user's own: its coroutine gets it
             eager._log_destroy_pending = False
-            begun = types.SimpleNamespace(ended=False, refused=error.__cause__ or error, waiting=None)
+            cause = cause_of(error) if type(error) is SystemError else None  # Python 3.12.1 wraps it in one
+            begun = types.SimpleNamespace(ended=False, refused=error if cause is None else cause, waiting=None)
             rest = _as_coroutine(_rest(coroutine, begun))
             rest.send(None)  # as in `become`
             return asyncio.Task(rest, loop=loop, context=context)
