@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from zcactor import signals
 from zcactor.machine import CallMissing, check_calls
 from zcactor.process import context
 from zcactor.standard import open_standard
@@ -95,7 +96,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         with asyncio.Runner(loop_factory=lambda: new_event_loop(name)) as runner:
             return runner.run(main)
     termination = _Termination()
-    signal.signal(signal.SIGTERM, termination.came)
+    signals.handle(signal.SIGTERM, termination.came)
     try:
         with asyncio.Runner(loop_factory=lambda: new_event_loop(name)) as runner:
             return runner.run(termination.cancels(main))
@@ -104,8 +105,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             raise SystemExit(_TERMINATED) from None
         raise
     finally:
-        if signal.getsignal(signal.SIGTERM) == termination.came:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signals.restore(signal.SIGTERM)
 
 
 def _refuse_imports(caller: FrameType) -> None:
@@ -136,19 +136,15 @@ class _Termination:
         self.told = False
         """Whether the signal has cancelled the task."""
         self._task: asyncio.Task[Any] | None = None
-        self._pid = os.getpid()
 
     async def cancels(self, main: Coroutine[Any, Any, T]) -> T:
         """Run `main` in the present task, which the signal cancels from here on."""
         self._task = asyncio.current_task()
         return await main
 
-    def came(self, number: int, _: FrameType | None) -> None:
+    def came(self, _number: int, _frame: FrameType | None) -> None:
         """Note the signal, in the main thread."""
-        if os.getpid() != self._pid:  # a fork, which is to end as if there were no handler
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif self._task is None or self._task.done():
+        if self._task is None or self._task.done():
             raise SystemExit(_TERMINATED)
         elif not self.told and not self._task.cancelling():
             self.told = True

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
+from zcactor import signals
 from zcactor.later import np
 from zcactor.workers.exits import forget_exit_functions, run_exit_functions
 
@@ -70,8 +71,8 @@ def set_death_signal(sig: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, sig, 0, 0, 0)
 
 
-_outlives = 0
-"""The pid of the process for which `outlive_sigterm` was called last, in it or in a process that it was forked from."""
+_outlives = False
+"""Whether SIGTERM and SIGHUP pass over this process, or over one that it was forked from."""
 
 
 def outlive_sigterm() -> None:
@@ -82,15 +83,9 @@ def outlive_sigterm() -> None:
     them calls this again.
     """
     global _outlives
-    _outlives = os.getpid()
+    _outlives = True
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _pass_over)
-
-
-def _pass_over(number: int, _: object) -> None:
-    if os.getpid() != _outlives:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        signals.handle(number, _do_nothing)
 
 
 def pass_over_user_signals() -> None:
