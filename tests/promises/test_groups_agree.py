@@ -268,6 +268,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "parts": ("alltoall", {"parts": [1, 2]}, "ValueError"),
     "a part": ("alltoall", {"parts": [1, 2, (each for each in "abc")]}, "TypeError"),
     "barrier": ("barrier", {"timeout": float("nan")}, "ValueError"),
+    **{f"unknown argument of {name}": (name, {"operation": "sum"}, "TypeError") for name in GOOD},
 }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overload
 
 from numpy import ndarray
 
@@ -22,7 +23,7 @@ from zcactor.process.context import current, current_host
 from zcactor.process.spinning import check_spin
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from zcactor.api.future import ObjectRef
     from zcactor.api.handle import ActorHandle
@@ -34,6 +35,20 @@ if TYPE_CHECKING:
     from zcactor.topology.topology import Topology
 
 __all__ = ["Group", "group"]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def _counted(method: F) -> F:
+    """Make a method a collective: each call is a `CountedCall`, also one with arguments that it does not have."""
+    what = method.__qualname__
+
+    @wraps(method)
+    def call(group: Group, /, *args: Any, **kwargs: Any) -> Any:
+        with CountedCall(group._member(), what):
+            return method(group, *args, **kwargs)
+
+    return cast("F", call)
 
 
 class Group:
@@ -105,6 +120,7 @@ class Group:
 
     # ---------------------------------------------------------------- collectives
 
+    @_counted
     def allreduce(
         self, x: Any, op: Op = "sum", *, out: Array | None = None, plan: Plan = "auto", timeout: float | None = None
     ) -> ObjectRef[Array]:
@@ -156,19 +172,17 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         what = "Group.allreduce"
-        last = self._found  # as `_member` does
-        member = last[1] if last is not None and last[0] is current_host.get() and last[1].kept else self._member()
-        with CountedCall(member, what):
-            if out is None and plan == "auto" and (repetition := repeated(member, x, op, timeout)) is not None:
-                return repetition
-            if type(x) is not ndarray and is_on_gpu(x):
-                return calls.allreduce_on_gpus(member, x, op, out, plan, timeout)
-            array = kinds.as_array(x, what)
-            kinds.check_op(array.dtype, op, what)
-            if out is not None:
-                kinds.check_out(out, array, what)
-            kinds.check_plan(plan, what, one_host=member.rails.one_host)
-            return self._reduce(array, op, out, plan, timeout, "" if plan == "auto" else f", plan={plan!r}")
+        member = self._member()
+        if out is None and plan == "auto" and (repetition := repeated(member, x, op, timeout)) is not None:
+            return repetition
+        if type(x) is not ndarray and is_on_gpu(x):
+            return calls.allreduce_on_gpus(member, x, op, out, plan, timeout)
+        array = kinds.as_array(x, what)
+        kinds.check_op(array.dtype, op, what)
+        if out is not None:
+            kinds.check_out(out, array, what)
+        kinds.check_plan(plan, what, one_host=member.rails.one_host)
+        return self._reduce(array, op, out, plan, timeout, "" if plan == "auto" else f", plan={plan!r}")
 
     def _reduce(
         self, array: Array, op: Op, out: Array | None, plan: Plan, timeout: float | None, extra: str,
@@ -184,6 +198,7 @@ class Group:
             lambda process, call: make(process, call, "allreduce", op, array, out, None, extra), step,
         )  # fmt: skip
 
+    @_counted
     def reduce_scatter(
         self, x: Any, op: Op = "sum", *, shards: Sequence[int] | None = None, timeout: float | None = None
     ) -> ObjectRef[Array]:
@@ -204,14 +219,13 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        member = self._member()
-        with CountedCall(member, "Group.reduce_scatter"):
-            return calls.reduce_scatter(member, x, op, shards, timeout)
+        return calls.reduce_scatter(self._member(), x, op, shards, timeout)
 
     @overload
     def allgather(self, x: Any, *, concat: Literal[True] = True, timeout: float | None = None) -> ObjectRef[Array]: ...
     @overload
     def allgather(self, x: Any, *, concat: Literal[False], timeout: float | None = None) -> ObjectRef[list[Array]]: ...
+    @_counted
     def allgather(
         self, x: Any, *, concat: bool = True, timeout: float | None = None
     ) -> ObjectRef[Array] | ObjectRef[list[Array]]:
@@ -235,10 +249,9 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        member = self._member()
-        with CountedCall(member, "Group.allgather"):
-            return calls.allgather(member, x, concat, timeout)
+        return calls.allgather(self._member(), x, concat, timeout)
 
+    @_counted
     def broadcast(self, x: Any = None, *, root: int = 0, timeout: float | None = None) -> ObjectRef[Array]:
         """Give the array of one rank to all, by reference.
 
@@ -258,10 +271,9 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        member = self._member()
-        with CountedCall(member, "Group.broadcast"):
-            return calls.broadcast(member, operator.index(root), x, timeout)
+        return calls.broadcast(self._member(), operator.index(root), x, timeout)
 
+    @_counted
     def alltoall(self, parts: Sequence[Any], *, timeout: float | None = None) -> ObjectRef[list[ObjectRef[Any]]]:
         """Send a value to each rank, and receive one from each.
 
@@ -278,10 +290,9 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        member = self._member()
-        with CountedCall(member, "Group.alltoall"):
-            return calls.alltoall(member, parts, timeout)
+        return calls.alltoall(self._member(), parts, timeout)
 
+    @_counted
     def barrier(self, *, timeout: float | None = None) -> ObjectRef[None]:
         """Wait until all ranks have called.
 
@@ -293,9 +304,7 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        member = self._member()
-        with CountedCall(member, "Group.barrier"):
-            return begin_barrier(member, timeout)
+        return begin_barrier(self._member(), timeout)
 
     # ---------------------------------------------------------------- the group itself
 
