@@ -88,23 +88,38 @@ class Trainer:
         """Begin with a new hook."""
         self.hook = HOOKS[hook]()
 
-    async def step(self, group: zc.Group, adds: Sequence[tuple[str, Any]], hook: Any = None) -> Any:
+    async def step(self, group: zc.Group, adds: Sequence[tuple[str, Any]], hook: Any = None, **options: Any) -> Any:
         """One step. Returns the results, or the error."""
         try:
-            async with group.reducer(op="sum", hook=hook or self.hook) as reducer:
+            async with group.reducer(**{"op": "sum", "hook": hook or self.hook, **options}) as reducer:
                 _add(reducer, adds)
         except Exception as error:
             return type(error).__name__, str(error)
         return {name: np.array(each) for name, each in reducer.result().items()}
 
-    def step_plain(self, group: zc.Group, adds: Sequence[tuple[str, Any]]) -> Any:
+    def step_plain(self, group: zc.Group, adds: Sequence[tuple[str, Any]], **options: Any) -> Any:
         """The same in a plain method."""
         try:
-            with group.reducer(op="sum", hook=self.hook) as reducer:
+            with group.reducer(**{"op": "sum", "hook": self.hook, **options}) as reducer:
                 _add(reducer, adds)
         except Exception as error:
             return type(error).__name__, str(error)
         return {name: np.array(each) for name, each in reducer.result().items()}
+
+    async def steps_of_one(self, group: zc.Group, bucket: Any) -> list[str]:
+        """Make a reducer, and begin two steps with it. Returns the types of the errors."""
+        found = []
+        try:
+            reducer = group.reducer(bucket=bucket)
+            for _ in range(2):
+                try:
+                    async with reducer:
+                        reducer.add("a", np.ones(100))
+                except (RuntimeError, ValueError) as error:
+                    found.append(type(error).__name__)
+        except ValueError as error:
+            found.append(type(error).__name__)
+        return found
 
     async def step_among_others(self, group: zc.Group, adds: Sequence[tuple[str, Any]]) -> tuple[Any, list[float]]:
         """One step, with operations of the group between the arrays. Returns their results, too."""
@@ -415,6 +430,43 @@ async def test_a_block_that_raises_on_one_rank(placed: Callable[..., Any], metho
         assert await each(calls) == [("KeyError", "'mine'")] * SIZE
         for results in await each([getattr(a, method)(group, of("a", count=count)) for a in actors]):
             assert results["a"].sum() == SIZE * count
+    await at_rest(actors)
+
+
+@pytest.mark.parametrize("method", ["step", "step_plain"])
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"bucket": "25 MB!"}, "ValueError"),
+        ({"op": "max"}, "ValueError"),
+        ({"hook": 3}, "TypeError"),
+        ({"hok": None}, "TypeError"),
+    ],
+)
+async def test_a_reducer_that_is_refused_on_one_rank_fails_the_step_on_all(
+    placed: Callable[..., Any], options: Any, kind: str, method: str
+) -> None:
+    group, actors = await placed()
+    for rank in range(SIZE):
+        for count in (100, 50_000):
+            adds = of("a", count=count)
+            calls = [getattr(a, method)(group, adds, **(options if n == rank else {})) for n, a in enumerate(actors)]
+            outcomes = await each(calls)
+            assert len({*outcomes}) == 1 and outcomes[0][0] == kind, outcomes
+        for value in (10, 100):
+            adds = [("a", np.full(100, value))]
+            for results in await each([getattr(actor, method)(group, adds) for actor in actors]):
+                assert results["a"][0] == SIZE * value
+    assert await each([actor.sum(group) for actor in actors]) == [SIZE] * SIZE
+    await at_rest(actors)
+
+
+async def test_steps_of_a_reducer_that_one_rank_was_refused_meet_no_other_step(placed: Callable[..., Any]) -> None:
+    group, actors = await placed()
+    outcomes = await each([a.steps_of_one(group, 0 if n == 1 else 100) for n, a in enumerate(actors)])
+    assert outcomes == [["ValueError", "RuntimeError"], ["ValueError"], ["ValueError", "RuntimeError"]]
+    for results in await each([actor.step(group, of("a")) for actor in actors]):
+        assert results["a"].sum() == SIZE * 100
     await at_rest(actors)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overload
 
 from numpy import ndarray
@@ -13,11 +13,12 @@ from zcactor.collectives import calls, founding, kinds
 from zcactor.collectives.cost import GroupPlan, plan_of
 from zcactor.collectives.exchanges import AllGather
 from zcactor.collectives.group_options import GroupOptions
+from zcactor.collectives.operations import Refusal
 from zcactor.collectives.plans import result_by
 from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
 from zcactor.collectives.starting import CountedCall, start
-from zcactor.collectives.steps import ReducerStep
+from zcactor.collectives.steps import ReducerStep, RefusedStep
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.process.context import current, current_host
 from zcactor.process.spinning import check_spin
@@ -39,13 +40,13 @@ __all__ = ["Group", "group"]
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def _counted(method: F) -> F:
+def _counted(method: F, refusal: type[Refusal] = Refusal) -> F:
     """Make a method a collective: each call is a `CountedCall`, also one with arguments that it does not have."""
     what = method.__qualname__
 
     @wraps(method)
     def call(group: Group, /, *args: Any, **kwargs: Any) -> Any:
-        with CountedCall(group._member(), what):
+        with CountedCall(group._member(), what, refusal):
             return method(group, *args, **kwargs)
 
     return cast("F", call)
@@ -397,10 +398,12 @@ class Group:
         self._found = host, member
         return member
 
+    @partial(_counted, refusal=RefusedStep)
     def reducer(
         self, *, op: Literal["mean", "sum"] = "mean", hook: Hook | None = None, bucket: int | str = "25MiB"
     ) -> Reducer:
-        """Make a reducer for many named arrays, such as the gradients of one step.
+        """Make a reducer for many named arrays, such as the gradients of one step. A call that raises counts as a step:
+        the other members get its error at the end of their block.
 
         Args:
             op: ``"mean"`` or ``"sum"``.
@@ -414,7 +417,6 @@ class Group:
             ValueError: unknown `op`, or `bucket` is no size.
             TypeError: `hook` is no hook, or `bucket` is neither a number nor text.
         """
-        self._member()
 
         def reduce(array: Array, kind: Op, what: str, step: ReducerStep) -> ObjectRef[Any]:
             kinds.check_op(array.dtype, kind, "Reducer.add")

@@ -128,10 +128,10 @@ class Reducer:
     hook by itself, whatever its size.
 
     The end of the block waits for everything that was added, and for the ends of all ranks. All succeed, or all raise:
-    the error of a rank's hook or block, or `zcactor.GroupMismatch` with the first difference of what they have added
-    and of their hooks. The group stays usable, and the next step runs. A hook is then as if the step had not been, and
-    so it is where a result of the step is not finite. ``with`` is for plain methods, whose thread it blocks. A block
-    that raises does not wait. Cancelling ends the waiting; operations that were started go on.
+    the error of a rank's hook, block or call of `reducer`, or `zcactor.GroupMismatch` with the first difference of what
+    they have added and of their hooks. The group stays usable, and the next step runs. A hook is then as if the step
+    had not been, and so it is where a result of the step is not finite. ``with`` is for plain methods, whose thread it
+    blocks. A block that raises does not wait. Cancelling ends the waiting; operations that were started go on.
     """
 
     def __init__(self, calls: GroupCalls, op: Literal["mean", "sum"], hook: Hook | None, bucket: int | str) -> None:

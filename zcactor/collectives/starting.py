@@ -64,13 +64,15 @@ class CountedCall:
     Args:
         member: the member that calls.
         what: the name of the operation in messages.
+        refusal: the kind of operation that takes the place.
     """
 
-    __slots__ = ("member", "place", "what")
+    __slots__ = ("member", "place", "refusal", "what")
 
-    def __init__(self, member: Member, what: str) -> None:
+    def __init__(self, member: Member, what: str, refusal: type[Refusal]) -> None:
         self.member = member
         self.what = what
+        self.refusal = refusal
         self.place = member.seat.next
 
     def __enter__(self) -> None:
@@ -85,7 +87,7 @@ class CountedCall:
         notes = fields_of(error).setdefault("__notes__", [])
         if type(notes) is list:
             notes.append(f"rank {member.rank} has raised this in {self.what}, and all ranks get it")
-        _post(member, Refusal(process, _promise(process, self.what), self.what, error), None)
+        _post(member, self.refusal(process, _promise(process, self.what), self.what, error), None)
 
 
 def _promise(process: LocalProcess, what: str) -> Call:

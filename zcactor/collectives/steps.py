@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from zcactor.collectives.operations import SPOILED, Collective, Publication, Ranked
+from zcactor.collectives.operations import SPOILED, Collective, Publication, Ranked, Refusal
 from zcactor.errors import GroupMismatch, ProtocolError
 from zcactor.rpc.call import Call
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from zcactor.process.context import LocalProcess
 
-__all__ = ["MOST", "STEPS", "ReducerStep", "StepEnded", "is_later", "place_of", "step_of"]
+__all__ = ["MOST", "STEPS", "ReducerStep", "RefusedStep", "StepEnded", "is_later", "place_of", "step_of"]
 
 STEPS: Final = 1 << 43
 """The numbers of operations from here on belong to steps; ``zcactor/native/seat.c`` has it, too. A PUSH frame's key has
@@ -65,13 +65,13 @@ class ReducerStep(Collective):
     """The end of one step of a reducer, as one member sees it. It is there from the beginning of the block on.
 
     Args:
-        process, call: as for all operations; `call` gets None, or the error of the step.
+        process, call, signature: as for all operations; `call` gets None, or the error of the step.
     """
 
     held = True
 
-    def __init__(self, process: LocalProcess, call: Call) -> None:
-        super().__init__(process, call, "reducer")
+    def __init__(self, process: LocalProcess, call: Call, signature: str = "reducer") -> None:
+        super().__init__(process, call, signature)
         self.number = -1
         self.items: Sequence[str] = ()
         """The arrays that this rank has added, in their order, as texts that have to agree."""
@@ -192,6 +192,13 @@ class ReducerStep(Collective):
     def missing(self) -> tuple[int, ...]:
         """The ranks that have not ended the step; none where this one has not, and waits for nobody."""
         return super().missing if self.told else ()
+
+
+class RefusedStep(Refusal, ReducerStep):
+    """A step for which this rank got no reducer: it publishes the error as its end, at the beginning."""
+
+    held = False
+    told = True
 
 
 class Lists(Collective):
