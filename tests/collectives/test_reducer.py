@@ -30,6 +30,14 @@ class Bad:
     def __init__(self, how: str) -> None:
         self.how = how
 
+    def snapshot(self) -> str:
+        if self.how == "no snapshot":
+            raise ZeroDivisionError("a hook of mine")
+        return self.how
+
+    def restore(self, saved: str) -> None:
+        assert saved == self.how
+
     def reduce(self, name: str, grad: Any, size: int) -> Generator[Any, Any, Any]:
         if name == "b":
             if self.how == "raises":
@@ -245,6 +253,7 @@ async def test_hooks(trainers: Any, make: Any) -> None:
     [
         ("raises", "ZeroDivisionError", "a hook of mine"),
         ("later", "ZeroDivisionError", "a hook of mine"),
+        ("no snapshot", "ZeroDivisionError", "a hook of mine"),
         ("nonsense", "TypeError", "Bad.reduce('b') yielded str: a hook yields Sum or Gather"),
         ("nothing", "TypeError", "yielded Sum of nothing: it takes arrays"),
         ("lists", "TypeError", "yielded Gather of list: it takes arrays"),

@@ -146,8 +146,8 @@ class Reducer:
         self._with = "" if hook is None else _described(hook)
         self._step: Any = None
         self._outcome: Any = None
-        self._saved: Any = None
-        """The state of the hook before the step."""
+        self._saved: tuple[Any] | None = None
+        """The state of the hook before the step, where it has one."""
         self._items = [f"reducer(op={op!r}, {f'hook={self._with}' if hook is not None else f'bucket={self._limit}'})"]
         self._names: dict[str, None] = {}
         self._apart: dict[str, ObjectRef[Any]] = {}
@@ -267,7 +267,10 @@ class Reducer:
         self._step, self._outcome = self._calls.begin()
         hook: Any = self._hook
         if _has_state(hook):
-            self._saved = hook.snapshot()
+            try:
+                self._saved = (hook.snapshot(),)
+            except Exception as failed:  # any error of a user's hook: the end of the block raises it
+                self._fail(failed)
         return self
 
     def _leaves(self, error: BaseException | None) -> bool:
@@ -303,10 +306,10 @@ class Reducer:
         if not self._told:  # the wait was cancelled
             self._end(asyncio.CancelledError())
         hook: Any = self._hook
-        if _has_state(hook) and not (
+        if self._saved is not None and not (
             self._results is not None and all(np.isfinite(one).all() for one in self._results.values())
         ):
-            hook.restore(self._saved)
+            hook.restore(*self._saved)
 
     def _finish(self) -> Generator[ObjectRef[Any], Any, None]:
         """Start the rest, and make the results: a generator of references that is sent values, or errors.
