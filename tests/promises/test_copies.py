@@ -7,9 +7,11 @@ import os
 import signal
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -176,6 +178,39 @@ async def test_constants_of_a_graph_are_those_of_its_first_compilation(transport
         assert found == (4.0, 1, 1)
 
 
+@dataclass
+class Box:
+    """An object with an array."""
+
+    x: Any
+
+
+class Pair(NamedTuple):
+    """A tuple with a name."""
+
+    x: Any
+    y: int
+
+
+WITHIN: dict[str, Any] = {
+    "containers": lambda x: {"x": [(x,)]},
+    "an object": Box,
+    "a named tuple": lambda x: Pair(x, 1),
+    "an ordered dict": lambda x: OrderedDict(x=x),
+    "an object in a list": lambda x: [Box({"x": x})],
+}
+"""The values that an array lies in."""
+
+
+def inner(value: Any, kind: str) -> Any:
+    """The array in a value of `WITHIN`."""
+    if kind == "containers":
+        return value["x"][0][0]
+    if kind == "an object in a list":
+        return value[0].x["x"]
+    return value["x"] if kind == "an ordered dict" else value.x
+
+
 @zc.actor
 class Mover:
     """Hands arrays over."""
@@ -183,14 +218,14 @@ class Mover:
     def move(self, size: int) -> np.ndarray:
         return zc.move(np.ones(size))
 
-    def within(self, size: int) -> dict[str, list[np.ndarray]]:
-        return {"x": [zc.move(np.ones(size))]}
+    def within(self, size: int, kind: str) -> Any:
+        return WITHIN[kind](zc.move(np.ones(size)))
 
     def first(self, x: np.ndarray) -> float:
         return float(x[0])
 
-    def first_within(self, x: dict[str, list[np.ndarray]]) -> float:
-        return float(x["x"][0][0])
+    def first_within(self, value: Any, kind: str) -> float:
+        return float(inner(value, kind)[0])
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 8191, 8192, 8193, 100_000])
@@ -206,7 +241,7 @@ async def test_a_moved_result_that_was_changed_is_passed_on_as_it_is(transport: 
         assert await other.first(ref) == 5
         unread = one.move(size)
         assert await other.first(unread) == 1
-        ref = one.within(size)
-        found = await ref
-        found["x"][0][0] = 5
-        assert await other.first_within(ref) == 5
+        for kind in WITHIN:
+            ref = one.within(size, kind)
+            inner(await ref, kind)[0] = 5
+            assert await other.first_within(ref, kind) == 5, kind

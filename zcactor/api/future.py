@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from zcactor.apart import bare
 from zcactor.errors import ActorDied, ProtocolError
-from zcactor.later import np
 from zcactor.marshal.packed import shared
 from zcactor.objectstore.ref import RegionKind
 from zcactor.process.context import current, current_or_none
@@ -288,7 +287,7 @@ def value_of(call: Call) -> Any:
     if not call.decoded and call.error is None:
         if call.status > Status.ERROR:
             raise _status_error(call)
-        value = current().marshaller.unpack(call.payload, call.parts, call.flags)
+        value, call.handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
         if call.status == Status.ERROR:
             call.error = value
         else:
@@ -333,34 +332,11 @@ def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
     then on. A caller that has awaited such an array may have written to it: the array travels on as it is now, of any
     size."""
     moved = any(part.kind == RegionKind.MOVED for part in call.parts)
-    if call.decoded and (moved or _is_ours(call.value)):
+    if call.decoded and (moved or call.handed_over):
         call.payload, call.parts, call.flags = current().marshaller.pack(call.value)
     elif moved:
         call.parts = shared(call.parts)
     return _packed(call)
-
-
-def _is_ours(value: Any) -> bool:
-    """Whether a value that came here has an array that was handed over: no other one can be written to."""
-    cls = type(value)
-    if cls is np.ndarray:
-        return bool(value.flags.writeable)
-    return (cls is list or cls is tuple or cls is dict) and _holds_ours(value)
-
-
-def _holds_ours(container: Any) -> bool:
-    """`_is_ours` for a container, which may hold itself and be nested to any depth."""
-    containers, known = [container], {id(container)}
-    for within in containers:  # grows
-        for item in within.values() if type(within) is dict else within:
-            cls = type(item)
-            if cls is np.ndarray:
-                if item.flags.writeable:
-                    return True
-            elif (cls is list or cls is tuple or cls is dict) and id(item) not in known:
-                known.add(id(item))
-                containers.append(item)
-    return False
 
 
 def _packed(call: Call) -> tuple[Any, Sequence[Part], int]:

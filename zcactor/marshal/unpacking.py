@@ -49,7 +49,7 @@ _SPILLED: Final = int(Flags.SPILLED)
 class Unpacking:
     """One payload on its way in. The object is reused, and holds the parts of the current payload."""
 
-    __slots__ = ("_decode", "copies", "counters", "foreign", "mapped", "ours", "parts", "store")
+    __slots__ = ("_decode", "copies", "counters", "foreign", "handed_over", "mapped", "ours", "parts", "store")
 
     def __init__(self, store: Store, copies: CopyCounter, counters: Counters) -> None:
         self.store = store
@@ -60,6 +60,8 @@ class Unpacking:
         """Bytes of the current message that were counted as mapped: a message that names them twice maps them once."""
         self.ours = False
         """Whether nobody else gets the value: arrays whose bytes lie in the payload can be written to."""
+        self.handed_over = False
+        """Whether an array whose bytes lie in the payload was handed over."""
         self.foreign: BaseException | None = None
         """The exception that the user's own unpickling has raised last."""
         self._decode = msgspec.msgpack.Decoder(ext_hook=self.unpack).decode
@@ -161,7 +163,9 @@ class Unpacking:
         if type(raw) is not bytes:
             raise ProtocolError(f"the elements of an array are of type {type(raw).__name__} instead of bytes")
         root: Array = np.frombuffer(raw or b"\0", np.uint8).copy()  # NumPy wants a buffer even for no elements
-        if writable is not True and not self.ours:
+        if writable is True:
+            self.handed_over = True
+        elif not self.ours:
             root.setflags(write=False)
         return _array_over(root, dtype, shape, strides if raw else None, 0)
 

@@ -35,6 +35,8 @@ class Call:
     """An error on the way (connection lost, deadline, cancelled); a method's own exception is a payload."""
     value: Any = None
     decoded = False
+    handed_over = False
+    """Whether elements of arrays that were handed over lie in the payload: the value's arrays may differ by now."""
     retrieved = False
     """Whether the outcome was retrieved; a failure that nobody retrieved is logged once."""
     waiter: asyncio.Future[None] | None = None
