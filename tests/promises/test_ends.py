@@ -9,6 +9,7 @@ import gc
 import io
 import logging
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -63,6 +64,11 @@ class Writer:
 
     def put(self) -> zc.ObjectRef[dict[str, int]]:
         return zc.put({"a": 1})
+
+    async def meet(self, keeper: Any) -> int:
+        """Connect to another actor."""
+        pid: int = await keeper.meet(None)
+        return pid
 
 
 @pytest.mark.slow
@@ -220,6 +226,12 @@ class Keeper:
         """Compute until the process that writes to the FIFO `until` has opened it, and ended."""
         until.read_bytes()
 
+    async def meet(self, writer: Any) -> int:
+        """Connect to another actor, which answers then."""
+        if writer is not None:
+            await writer.write()
+        return os.getpid()
+
 
 @pytest.mark.slow
 async def test_a_holder_that_computes_does_not_keep_an_end_from_its_work(tmp_path: Path) -> None:
@@ -238,6 +250,30 @@ async def test_a_holder_that_computes_does_not_keep_an_end_from_its_work(tmp_pat
         found = {path.name: path.read_text() for path in tmp_path.iterdir()}
     line = "a line"
     assert found == {"of an attribute": line, "of a module": line, "of bytes": line, "__del__": "", "atexit": ""}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+async def test_a_peer_that_does_not_respond_keeps_no_idle_actor_from_its_end(
+    tmp_path: Path, frozen: bool, answers: bool
+) -> None:
+    os.mkfifo(until := tmp_path / "until")
+    (folder := tmp_path / "of the writer").mkdir()
+    async with zc.init(config=config(2.0)):
+        writer: Any = await Writer.spawn(folder)
+        keeper: Any = await Keeper.spawn()
+        await writer.write()
+        pid = await (keeper.meet(writer) if answers else writer.meet(keeper))
+        if frozen:
+            os.kill(pid, signal.SIGSTOP)
+        else:
+            computing = keeper.compute(until)
+            file = await asyncio.to_thread(until.open, "wb")  # open once the actor reads
+    if not frozen:
+        file.close()
+        del computing
+    assert (folder / "of bytes").read_text() and (folder / "atexit").exists() and (folder / "__del__").exists()
 
 
 @zc.actor

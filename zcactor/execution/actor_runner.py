@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from types import CoroutineType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.apart import text_of, type_name
 from zcactor.execution.answers import Answers
@@ -42,6 +42,8 @@ def _refused(*_: object) -> None:
 
 _NOWHERE: Any = SimpleNamespace(lanes={})
 """The mailbox of such methods: without lanes, so that each call of one comes to `ActorRunner.receive`."""
+_FOR_ANSWERS: Final = 0.2
+"""Part of the time of an end: for peers that have not received all yet."""
 _ASYNC = int(MethodKind.ASYNC)
 _INLINE = int(MethodKind.INLINE)
 _SYNC = int(MethodKind.SYNC)
@@ -162,10 +164,14 @@ class ActorRunner(Linked, Movable):
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return self.process.loop.create_task(coroutine, context=self._context.copy())
 
-    async def stop(self) -> None:
-        """Run the queued calls, refuse later ones, run ``__aexit__`` or ``close()``, and end the threads."""
+    async def stop(self, seconds: float) -> None:
+        """Run the queued calls, refuse later ones, run ``__aexit__`` or ``close()``, and end the threads.
+
+        Args:
+            seconds: time of the end, of which the steps behind ``close()`` take parts.
+        """
         await self._refrain(None)
-        await self._end()
+        await self._end(seconds)
 
     async def _refrain(self, patience: float | None) -> bool:
         """Run the queued calls and refuse later ones. Returns whether they have ended within `patience` seconds."""
@@ -183,9 +189,9 @@ class ActorRunner(Linked, Movable):
             await asyncio.wait([self._drained], timeout=patience)
         return self._drained.done()
 
-    async def _end(self) -> None:
+    async def _end(self, seconds: float) -> None:
         await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
-        await self.process.requests.delivered(self.process.sessions)
+        await self.process.requests.delivered(self.process.sessions, seconds * _FOR_ANSWERS)
         self.close()
         self._methods, self._when_open = [], ()  # they keep the instance
 

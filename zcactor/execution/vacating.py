@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from zcactor.execution.answers import Answers
+    from zcactor.execution.home import Home
     from zcactor.marshal import Marshaller
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.parts import Part
@@ -30,6 +31,7 @@ _GLANCE = 0.01
 class Movable(ABC):
     """The part of an actor's runner that closes the actor for a move, or has it take calls again."""
 
+    process: Home
     moving = False
     """Whether further calls go back to their callers, who send them again to the actor's next place."""
     stopping: bool
@@ -43,8 +45,8 @@ class Movable(ABC):
         """Run the queued calls and refuse later ones. Returns whether they have ended within `patience` seconds."""
 
     @abstractmethod
-    async def _end(self) -> None:
-        """Close the actor."""
+    async def _end(self, seconds: float) -> None:
+        """Close the actor; the steps behind that take parts of `seconds`."""
 
     @abstractmethod
     def _open_calls(self) -> Iterator[Incoming]:
@@ -61,7 +63,7 @@ class Movable(ABC):
             self.moving = self.stopping = False
             self._admit(None)
             return False
-        await self._end()
+        await self._end(self.process.config.shutdown_timeout)
         return True
 
     async def readmit(self, session: Session) -> None:

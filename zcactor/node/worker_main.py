@@ -132,7 +132,7 @@ class Worker:
         """Run the queued calls, close the actor, forget it."""
         host = self.process.hosts.by_index.get(index)
         if host is not None:
-            await host.stop()
+            await host.stop(self.process.config.shutdown_timeout)
             self.process.hosts.by_index.pop(index, None)
             self.process.groups.actor_ended(host.info.actor_id, "it was stopped")
             self.process.graphs.actor_ended(host.info.actor_id, "it was stopped")
@@ -227,7 +227,7 @@ class Worker:
         self.process.unseen.close()
         self.process.leaving = True
         idle = [
-            self.process.loop.create_task(host.stop())
+            self.process.loop.create_task(host.stop(grace))
             for host in self.process.hosts.actors()
             if host.instance is not None and not host.busy
         ]

@@ -23,8 +23,6 @@ __all__ = ["SYSTEM_INDEX", "Requests"]
 
 SYSTEM_INDEX: Final = 0
 """Index of the `zcactor.assembly.system.SystemActor` in every process."""
-_TAKEN_IN: Final = 5.0
-"""Seconds that a peer has to receive the last answers of an actor that stops."""
 
 
 class Requests:
@@ -107,19 +105,16 @@ class Requests:
                 raise original from None  # type: ignore[misc]
             raise
 
-    async def delivered(self, sessions: Sessions) -> None:
-        """Return once every peer has received all that was sent to it: answers may still wait for credit or for the
-        socket.
-
-        The wait for a peer that does not respond ends after `_TAKEN_IN` seconds.
-        """
+    async def delivered(self, sessions: Sessions, seconds: float) -> None:
+        """Return once every peer has received all that was sent to it, or after `seconds`: answers may still wait for
+        credit or for the socket. A peer that has reported all as received is not asked."""
 
         async def taken(session: Session) -> None:
             with contextlib.suppress(ConnectionLost):
                 await self.ask(session, "ping")  # answered after all earlier frames
 
-        waiting = [self._tasks.loop.create_task(taken(session)) for session in sessions.all() if session.closed is None]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=_TAKEN_IN)
+        unread = [session for session in sessions.all() if session.closed is None and not session.is_read]
+        if waiting := [self._tasks.loop.create_task(taken(session)) for session in unread]:
+            _, late = await asyncio.wait(waiting, timeout=seconds)
             for task in late:
                 task.cancel()

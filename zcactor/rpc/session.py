@@ -195,6 +195,11 @@ class Session(Releasing):
         """A value that changes with every call that is sent."""
         return self._ids if self.wire is None else self.wire.sent
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the peer has reported all frames that were sent to it as consumed."""
+        return not self._backlog and self.credits.available == self.credits.window
+
     def start(self) -> None:
         """Begin to receive, and send the greeting. A connection that has ended already reports it in a later turn."""
         twin = 0 if self.twin is None else self.twin.number
