@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import pytest
@@ -26,6 +27,54 @@ class Async:
 class Entered(Sync):
     async def __aexit__(self, *error: object) -> None:
         done.append(f"exit {error}")
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+class Decorated:
+    @traced
+    async def close(self) -> None:
+        done.append("decorated close")
+
+
+class DecoratedExit:
+    @traced
+    async def __aexit__(self, *error: object) -> None:
+        done.append(f"decorated exit {error}")
+
+
+class Later:
+    """A callable object that gives an awaitable one."""
+
+    async def __call__(self) -> None:
+        done.append("called")
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        done.append("awaited")
+        yield from asyncio.sleep(0).__await__()
+
+
+class Awaited:
+    def __aexit__(self, *error: object) -> Later:
+        return Later()
+
+
+class Called:
+    close = Later()
+
+
+class NoExit(Sync):
+    __aexit__ = None
+
+
+class Unset:
+    __slots__ = ("close",)
 
 
 class Failing:
@@ -68,7 +117,10 @@ async def closed(instance: Any) -> list[str]:
         done.append("in the thread")
         return function()
 
-    await close_instance(instance, "Odd(a)", run, asyncio.create_task)
+    async def begin(left: Awaitable[Any]) -> Any:
+        return await left
+
+    await close_instance(instance, "Odd(a)", run, begin)
     return list(done)
 
 
@@ -77,6 +129,19 @@ async def test_each_way_to_end() -> None:
     assert await closed(Async()) == ["async close"]
     assert await closed(Entered()) == ["exit (None, None, None)"]
     assert await closed(Odd()) == await closed(object()) == await closed(None) == []
+
+
+async def test_an_awaitable_that_it_returns_is_awaited() -> None:
+    assert await closed(Decorated()) == ["in the thread", "decorated close"]
+    assert await closed(DecoratedExit()) == ["in the thread", "decorated exit (None, None, None)"]
+    assert await closed(Awaited()) == ["in the thread", "awaited"]
+    assert await closed(Called()) == ["in the thread", "called"]
+
+
+async def test_what_is_declared_and_not_there_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    assert await closed(NoExit()) == ["in the thread", "close"]
+    assert await closed(Unset()) == []
+    assert not caplog.records
 
 
 async def test_an_attribute_that_is_made_up_closes_nothing(caplog: pytest.LogCaptureFixture) -> None:

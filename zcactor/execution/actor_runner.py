@@ -25,7 +25,7 @@ from zcactor.rpc.leasing import collecting
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 
     from zcactor.execution.home import Home
     from zcactor.rpc.session import Session
@@ -146,13 +146,13 @@ class ActorRunner(Linked, Movable):
         if hasattr(type(instance), "__aenter__"):  # as ``async with`` asks: not an instance that answers for any name
             await self._outcome(instance.__aenter__())
 
-    async def _outcome(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine of the instance in a task. Returns its result, or raises its exception: also one that would
-        end the loop, out of a task."""
+    async def _outcome(self, awaitable: Awaitable[Any]) -> Any:
+        """Await what a method of the instance has returned, in a task. Returns its result, or raises its exception:
+        also one that would end the loop, out of a task."""
 
         async def settled() -> tuple[Any, BaseException | None]:
             try:
-                return await coroutine, None
+                return await awaitable, None
             except BaseException as error:
                 return None, error
 

@@ -9,36 +9,40 @@ from typing import TYPE_CHECKING, Any
 from zcactor.execution.failure import log_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
 __all__ = ["close_instance"]
 
 
 async def close_instance(
     instance: Any, label: str, run: Callable[[Callable[[], Any]], Awaitable[Any]],
-    begin: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
+    begin: Callable[[Awaitable[Any]], Awaitable[Any]],
 ) -> None:  # fmt: skip
-    """Run ``__aexit__`` or ``close()`` of an actor, where it has one. Its exception is logged.
+    """Run ``__aexit__`` or ``close()`` of an actor, where it has one, and await an awaitable that it returns. Its
+    exception is logged.
 
     Args:
         instance: the actor.
         label: its name in messages.
         run: calls a function in the actor's thread.
-        begin: begins a task in the actor's context.
+        begin: awaits in a task in the actor's context.
     """
     try:
         leave: Any = None
         arguments: tuple[Any, ...] = ()
-        if hasattr(type(instance), "__aexit__"):  # as ``async with`` asks: not an instance that answers for any name
+        # As ``async with`` asks: not an instance that answers for any name.
+        if getattr(type(instance), "__aexit__", None) is not None:
             leave, arguments = instance.__aexit__, (None, None, None)
-        elif inspect.getattr_static(instance, "close", None) is not None:  # no name that ``__getattr__`` makes up
-            leave = instance.close
+        elif (found := inspect.getattr_static(instance, "close", None)) is not None:  # nor one of ``__getattr__``
+            leave = getattr(instance, "close", None) if inspect.ismemberdescriptor(found) else instance.close
         if not callable(leave):
             return
         if inspect.iscoroutinefunction(leave):
-            await begin(leave(*arguments))
+            left = leave(*arguments)
         else:
-            await run(lambda: leave(*arguments))
+            left = await run(lambda: leave(*arguments))
+        if inspect.isawaitable(left):  # a decorator, for example, makes a plain function of an async one
+            await begin(left)
     except BaseException as error:  # a user's close() may raise anything; the actor ends all the same
         task = asyncio.current_task()
         if type(error) is asyncio.CancelledError and task is not None and task.cancelling():
