@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,25 @@ async def test_calls_that_are_held_back_are_sent_before_the_end(
     assert (tmp_path / "of bytes").read_text() == "a line"
 
 
+class Awaited(threading.Thread):
+    """A thread that notes its name once its end is awaited, and begins the next thread then."""
+
+    def __init__(self, note: Callable[[str], None], name: str, *names: str) -> None:
+        super().__init__(name=name, daemon=False)
+        self.note, self.names = note, names
+        self.awaited = threading.Event()
+
+    def join(self, timeout: float | None = None) -> None:
+        self.awaited.set()
+        super().join(timeout)
+
+    def run(self) -> None:
+        self.awaited.wait()
+        self.note(self.name)
+        if self.names:
+            Awaited(self.note, *self.names).start()
+
+
 @zc.actor
 class Saver:
     """An actor that leaves work to threads."""
@@ -126,6 +145,10 @@ class Saver:
         threading.Thread(target=self.wait, args=("a thread",), daemon=False).start()
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         return os.getpid()
+
+    def begin_a_row(self) -> None:
+        """Begin a thread that begins another one at its end, and so on."""
+        Awaited(self.note, "first", "second", "third").start()
 
     def wait(self, name: str) -> None:
         """Wait for the end, and note a name."""
@@ -154,6 +177,15 @@ async def test_work_that_threads_have_begun_is_done(tmp_path: Path, hangs: bool)
         assert not alive(pid)
     *threads, end, _ = (tmp_path / "noted").read_text().removeprefix("close, ").split(", ")
     assert (sorted(threads), end) == (["a pool", "a thread"], "atexit")
+
+
+@pytest.mark.slow
+async def test_threads_that_begin_at_the_end_do_their_work(tmp_path: Path) -> None:
+    async with zc.init(config=config()):
+        saver: Any = await Saver.spawn(tmp_path)
+        await saver.begin_a_row()
+        await zc.stop(saver)
+    assert (tmp_path / "noted").read_text() == "close, first, second, third, atexit, "
 
 
 class Refusing(io.BufferedWriter):

@@ -84,8 +84,11 @@ def _end_threads() -> None:
             function()
         except Exception:  # one that user code has registered
             sys.__excepthook__(*sys.exc_info())
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.main_thread():
+    main = threading.main_thread()
+    while threads := [
+        each for each in threading.enumerate() if each.is_alive() and not each.daemon and each is not main
+    ]:
+        for thread in threads:  # which may begin others
             thread.join()
 
 
