@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -306,6 +306,74 @@ async def test_a_peer_that_does_not_respond_keeps_no_idle_actor_from_its_end(
         file.close()
         del computing
     assert (folder / "of bytes").read_text() and (folder / "atexit").exists() and (folder / "__del__").exists()
+
+
+class Hanging:
+    """An object whose finalizer does not return."""
+
+    def __del__(self) -> None:
+        threading.Event().wait()
+
+
+@zc.actor
+class Stuck:
+    """An actor that cannot be dropped."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.kind = kind
+        atexit.register((folder / "atexit").touch)
+        if kind == "file":
+            self.reader, writer = os.pipe()
+            self.file = open(writer, "wb", buffering=1 << 20)  # noqa: SIM115
+            self.file.write(bytes(1 << 19))
+        else:
+            self.hanging = Hanging()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def close(self) -> None:
+        """Raise, where this is of that kind."""
+        if self.kind == "raises":
+            raise ValueError("not now")
+
+
+@zc.actor
+class Collector:
+    """An actor beside such a one."""
+
+    async def collect(self) -> int:
+        """Collect what is left of other actors, on the loop."""
+        gc.collect()
+        return os.getpid()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["file", "object", "raises"])
+async def test_an_instance_that_cannot_be_dropped_hinders_no_exit_function(tmp_path: Path, kind: str) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(config=config(4.0)):
+        stuck: Any = await Stuck.spawn(tmp_path, kind)
+        pid = await stuck.pid()
+        await zc.stop(stuck)
+        assert not alive(pid)
+    assert (tmp_path / "atexit").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [zc.stop, zc.kill])
+async def test_an_instance_that_cannot_be_dropped_hinders_no_other_of_its_process(
+    tmp_path: Path, end: Callable[[Any], Awaitable[None]]
+) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(config=config(2.0)):
+        stuck: Any = await Stuck.options(process="shared").spawn(tmp_path, "object")
+        collector = Collector.options(process="shared")
+        others: list[Any] = [await collector.spawn()]
+        while await others[-1].collect() != await stuck.pid():
+            others.append(await collector.spawn())
+        await end(stuck)
+        for other in others:
+            await other.collect()
+            await zc.stop(other)
 
 
 @zc.actor

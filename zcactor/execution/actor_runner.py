@@ -42,8 +42,8 @@ def _refused(*_: object) -> None:
 
 _NOWHERE: Any = SimpleNamespace(lanes={})
 """The mailbox of such methods: without lanes, so that each call of one comes to `ActorRunner.receive`."""
-_FOR_ANSWERS: Final = 0.2
-"""Part of the time of an end: for peers that have not received all yet."""
+_BEHIND_CLOSE: Final = 0.2
+"""Part of the time of an end: for peers that have not received all yet, and for the instance, which is dropped."""
 _ASYNC = int(MethodKind.ASYNC)
 _INLINE = int(MethodKind.INLINE)
 _SYNC = int(MethodKind.SYNC)
@@ -191,9 +191,28 @@ class ActorRunner(Linked, Movable):
 
     async def _end(self, seconds: float) -> None:
         await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
-        await self.process.requests.delivered(self.process.sessions, seconds * _FOR_ANSWERS)
+        steps: list[Coroutine[Any, Any, Any]] = [self.process.requests.delivered(self.process.sessions)]
+        if not self._is_of_loop():
+            steps.append(self._mailboxes[""].run(self._let_go().clear))
+        _, late = await asyncio.wait(map(self._loop.create_task, steps), timeout=seconds * _BEHIND_CLOSE)
+        for step in late:
+            step.cancel()
         self.close()
-        self._methods, self._when_open = [], ()  # they keep the instance
+
+    def drop(self) -> None:
+        """Drop the instance, in the actor's thread: its ``__del__``, or a file that is closed, may take for ever."""
+        if not self._is_of_loop():
+            self._mailboxes[""].post(self._let_go().clear)
+
+    def _is_of_loop(self) -> bool:
+        """Whether the instance may have connections and other objects of the loop, which no other thread may drop."""
+        return self.interface.is_async or hasattr(type(self.instance), "__aenter__")
+
+    def _let_go(self) -> list[Any]:
+        """Refer to the instance no more. Returns what has: the thread that clears it drops the instance."""
+        kept = [self.instance, self._methods, self._when_open]
+        self.instance, self._methods, self._plain, self._when_open = None, [], (), ()
+        return kept
 
     def close(self) -> None:
         """End at once: cancel tasks, refuse queued calls, and leave a running sync method to finish."""
@@ -212,8 +231,7 @@ class ActorRunner(Linked, Movable):
                         incoming.task.cancel()
         for mailbox in self._mailboxes.values():
             mailbox.close()
-        self._methods = []
-        self.instance = None
+        self._let_go()
 
     def _enter_thread(self) -> None:
         current_host.set(self)

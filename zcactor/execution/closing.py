@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from zcactor.apart import bare
 from zcactor.execution.failure import log_failure
 
 if TYPE_CHECKING:
@@ -48,3 +49,4 @@ async def close_instance(
         if type(error) is asyncio.CancelledError and task is not None and task.cancelling():
             raise
         log_failure(f"{label} raised while it was being closed", error)
+        bare(error, None)  # else its frames and it keep each other, and the instance

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.api.future import ObjectRef
 from zcactor.errors import ConnectionLost, RemoteError, ZcactorError, remote_of
+from zcactor.process.tasks import all_of
 from zcactor.rpc.call import Call
 
 if TYPE_CHECKING:
@@ -105,16 +105,12 @@ class Requests:
                 raise original from None  # type: ignore[misc]
             raise
 
-    async def delivered(self, sessions: Sessions, seconds: float) -> None:
-        """Return once every peer has received all that was sent to it, or after `seconds`: answers may still wait for
-        credit or for the socket. A peer that has reported all as received is not asked."""
+    async def delivered(self, sessions: Sessions) -> None:
+        """Return once every peer has received all that was sent to it: answers may still wait for credit or for the
+        socket. A peer that has reported all as received is not asked."""
 
         async def taken(session: Session) -> None:
             with contextlib.suppress(ConnectionLost):
                 await self.ask(session, "ping")  # answered after all earlier frames
 
-        unread = [session for session in sessions.all() if session.closed is None and not session.is_read]
-        if waiting := [self._tasks.loop.create_task(taken(session)) for session in unread]:
-            _, late = await asyncio.wait(waiting, timeout=seconds)
-            for task in late:
-                task.cancel()
+        await all_of(taken(session) for session in sessions.all() if session.closed is None and not session.is_read)
