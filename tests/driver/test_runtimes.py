@@ -79,6 +79,17 @@ TIMED = """
 async def main():
   async with asyncio.timeout(None) as limit:
 """
+WITHIN = """
+async def main():
+  async with asyncio.timeout(None) as limit:
+    await within(8, limit)
+
+async def within(tasks, limit):
+  if tasks:
+    async with asyncio.TaskGroup() as group:
+      group.create_task(within(tasks - 1, limit))
+  else:
+"""
 GROUPED = """
 async def fail(when):
     await when.wait()
@@ -108,6 +119,7 @@ EXPIRED = "limit.reschedule(0); until(lambda past=time.monotonic() + 0.01: time.
         pytest.param(PLAIN, SIGNALLED.format("SIGTERM"), "SystemExit", id="SIGTERM"),
         pytest.param(HANDLED, SIGNALLED.format("SIGUSR1"), "CancelledError", id="handler of the loop"),
         pytest.param(TIMED, EXPIRED, "TimeoutError", id="timeout"),
+        pytest.param(WITHIN, EXPIRED, "TimeoutError", id="timeout behind tasks"),
         pytest.param(GROUPED, "when.set()", "ExceptionGroup", id="task group"),
     ],
 )

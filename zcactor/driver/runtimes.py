@@ -43,9 +43,10 @@ _END_PATIENCE = 0.5
 _SENDING, _SHARE = 1.0, 0.25
 """Seconds in which actors receive the calls that were made, before they are asked to end, and the share of the end's
 time that these are at most: an actor whose loop is blocked receives nothing, and idle ones need the rest."""
-_TURNS = 3
+_TURNS = 32
 """Turns of the loop in which a cancellation comes out that was due when the end began. The callback of a timer that has
-expired cancels in the second turn, and the loop's handler of a signal in the third."""
+expired cancels in the second turn, the loop's handler of a signal in the third, and each task that waits for another
+one in between takes a turn more."""
 _NAMED = 3
 """Calls that this log line names, and methods in the one about calls that have not run."""
 _NOT_RUN = (Status.NO_SUCH_ACTOR, Status.STOPPED, Status.KILLED, Status.MOVED)
