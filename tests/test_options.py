@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from zcactor.options import (
@@ -14,6 +16,7 @@ from zcactor.options import (
     SpawnOptions,
     check_options,
     check_together,
+    checked_seconds,
 )
 
 GOOD: dict[str, list[Any]] = {
@@ -135,3 +138,14 @@ def test_contradictions(options: dict[str, Any], text: str) -> None:
 )
 def test_what_goes_together(options: dict[str, Any]) -> None:
     check_together("here", options)
+
+
+def test_time_limits_are_real_numbers_of_seconds() -> None:
+    assert [checked_seconds(each, "here") for each in (None, 0, np.float32(2))] == [None, 0.0, 2.0]
+    assert checked_seconds(10**400, "here") == checked_seconds(inf, "here") == inf
+    for kind in ("1", True, 1j, [1]):
+        with pytest.raises(TypeError, match="here: timeout is"):
+            checked_seconds(kind, "here")
+    for value in (-1, -1e-300, -(10**400), np.float32("nan")):
+        with pytest.raises(ValueError, match="here: timeout is"):
+            checked_seconds(value, "here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, Literal, TypedDict
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "accepted",
     "check_options",
     "check_together",
+    "checked_seconds",
 ]
 
 
@@ -85,6 +87,31 @@ class MethodOptions(CallOptions, total=False):
     """Name of one of the actor's ``concurrency_groups``."""
     inline: bool
     """Run a short sync method on the actor's loop, which saves the hand-over to its thread."""
+
+
+def checked_seconds(timeout: Any, what: str) -> float | None:
+    """Return a time limit as a float, infinite for a number above all floats; None stays None.
+
+    Args:
+        timeout: the argument of a caller: None, or any real number of seconds, of Python or NumPy.
+        what: the callee, for messages.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative or not a number (NaN).
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"{what}: timeout is {timeout!r}; it takes seconds as a number, or None")
+    number: Any = timeout  # mypy knows no operations of Real
+    try:
+        seconds = float(number)
+    except OverflowError:  # of an int
+        seconds = float("inf" if number > 0 else "-inf")
+    if not seconds >= 0:
+        raise ValueError(f"{what}: timeout is {timeout!r}; it takes seconds of at least 0, or None")
+    return seconds
 
 
 def _is_number(value: Any) -> bool:

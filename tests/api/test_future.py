@@ -374,3 +374,8 @@ async def test_result_on_the_thread_of_a_loop_says_to_await() -> None:
 async def test_result_takes_seconds(timeout: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"result\(\): timeout is"):
         await asyncio.to_thread(zc.put(1).result, timeout)
+
+
+async def test_result_waits_for_as_long_as_it_is_told(actors: Any) -> None:
+    plain, _, _ = actors
+    assert await asyncio.to_thread(plain.echo(1).result, 10**400) == 1

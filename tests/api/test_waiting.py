@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
+from fractions import Fraction
+from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tests.api.test_future as awaiting
@@ -100,3 +104,19 @@ async def test_cancelling_a_wait_cancels_no_call() -> None:
             await task
     await probe.open("k")
     assert await zc.get(refs) == ["k"]
+
+
+@pytest.mark.parametrize("waits", [zc.get, zc.wait])
+async def test_time_limits_are_seconds(actors: Any, waits: Any) -> None:
+    plain, _, _ = actors
+    for bad, error in (
+        ("1", TypeError),
+        (True, TypeError),
+        (Decimal(1), TypeError),
+        (-1, ValueError),
+        (nan, ValueError),
+    ):
+        with pytest.raises(error, match=rf"zc\.{waits.__name__}: timeout is"):
+            await waits([plain.echo(1)], timeout=bad)
+    for good in (1e300, inf, 10**400, np.float32(20), np.int64(20), Fraction(39, 2)):
+        assert await waits([plain.echo(1)], timeout=good)

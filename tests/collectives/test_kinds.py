@@ -59,14 +59,3 @@ def test_signatures_name_dtype_and_shape() -> None:
     assert kinds.described(np.dtype(np.float32), (2, 3)) == "float32, (2, 3)"
     assert kinds.described(np.dtype(np.float32), (2, 3), rows=False) == "float32, rows of (3,)"
     assert "'a'" in kinds.described(np.dtype([("a", "i4")]), (1,))
-
-
-def test_timeouts() -> None:
-    for good in (None, 0, 1.5, np.float32(2)):
-        kinds.check_timeout(good, "here")
-    for bad in ("1", True, 1j):
-        with pytest.raises(TypeError, match="here: timeout is"):
-            kinds.check_timeout(bad, "here")
-    for bad in (-1, float("nan")):
-        with pytest.raises(ValueError, match="here: timeout is"):
-            kinds.check_timeout(bad, "here")

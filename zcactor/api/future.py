@@ -13,6 +13,7 @@ from zcactor.apart import bare
 from zcactor.errors import ActorDied, ProtocolError
 from zcactor.marshal.packed import shared
 from zcactor.objectstore.ref import RegionKind
+from zcactor.options import checked_seconds
 from zcactor.process.context import current, current_or_none
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
@@ -311,17 +312,13 @@ def result_of(call: Call, timeout: float | None) -> Any:
             f"result() of {call.label or 'a value'} would block the event loop that runs in this thread: await the "
             "reference instead"
         )
-    if timeout is not None:
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-            raise TypeError(f"result(): timeout is {timeout!r}; it takes seconds as a number, or None")
-        if not timeout >= 0:
-            raise ValueError(f"result(): timeout is {timeout!r}; it takes seconds of at least 0, or None")
+    timeout = checked_seconds(timeout, "result()")
     if call.state is not _DONE:
         loop = call.loop or current().loop
         done = Lock()
         done.acquire()
         loop.call_soon_threadsafe(call.add_callback, lambda _: done.release())
-        wait = -1.0 if timeout is None else min(float(timeout), TIMEOUT_MAX)
+        wait = -1.0 if timeout is None else min(timeout, TIMEOUT_MAX)
         if not done.acquire(timeout=wait) and call.state is not _DONE:
             raise TimeoutError(f"{call.label or 'the value'} was not done after {timeout:.6g} s; it goes on")
     return value_of(call)

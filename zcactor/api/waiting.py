@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.api.future import ObjectRef, value_of
+from zcactor.options import checked_seconds
 from zcactor.process.context import current
 from zcactor.rpc.messages import Status
 
@@ -27,7 +28,8 @@ async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> lis
         timeout: seconds to wait at most; None waits for ever.
 
     Raises:
-        TypeError: `refs` is a single reference, or an element is not a reference.
+        TypeError: `refs` is a single reference, an element is not a reference, or `timeout` is no number.
+        ValueError: `timeout` is negative or NaN.
         TimeoutError: not all references were done in time; the calls go on.
         Exception: the first failure in the order of `refs`, as ``await`` raises it. Other calls may still be running
             then.
@@ -37,7 +39,8 @@ async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> lis
     if isinstance(refs, ObjectRef):
         raise TypeError("zc.get takes a sequence of references; await a single one")
     refs = list(refs)
-    await _wait_count(_checked(refs), len(refs), timeout, all_or_error=True)
+    seconds = checked_seconds(timeout, "zc.get")
+    await _wait_count(_checked(refs), len(refs), seconds, all_or_error=True)
     for ref in refs:
         call = ref._call
         if call.done and (call.error is not None or call.status != Status.OK):
@@ -62,13 +65,13 @@ async def wait(
         count as done. When the timeout passes, `done` has fewer references; no exception is raised.
 
     Raises:
-        TypeError: an element of `refs` is not a reference.
-        ValueError: `refs` has a duplicate, or `num_returns` is out of range.
+        TypeError: an element of `refs` is not a reference, or `timeout` is no number.
+        ValueError: `refs` has a duplicate, `num_returns` is out of range, or `timeout` is negative or NaN.
 
     Cancelling abandons the wait only: the calls go on.
     """
     refs = list(refs)
-    calls = _checked(refs)
+    calls, seconds = _checked(refs), checked_seconds(timeout, "zc.wait")
     if len({id(call) for call in calls}) != len(calls):
         raise ValueError("zc.wait: the same reference occurs more than once")
     if not 1 <= num_returns <= len(refs):
@@ -76,7 +79,7 @@ async def wait(
             f"zc.wait: num_returns is {num_returns}, but must be between 1 and the {len(refs)} references given"
         )
     try:
-        await _wait_count(calls, num_returns, timeout, all_or_error=False)
+        await _wait_count(calls, num_returns, seconds, all_or_error=False)
     except TimeoutError:  # the references that are done by now are the answer
         pass
     done = [ref for ref in refs if ref._call.known][:num_returns]
@@ -119,7 +122,7 @@ async def _wait_count(calls: list[Call], count: int, timeout: float | None, *, a
             call.add_callback(finished)
         if count == 0 or enough.done():
             return
-        if timeout is not None and timeout <= 0:
+        if timeout == 0:
             raise TimeoutError
         if timeout is None:
             await enough
@@ -127,7 +130,7 @@ async def _wait_count(calls: list[Call], count: int, timeout: float | None, *, a
             async with asyncio.timeout(timeout):
                 await enough
     except TimeoutError:
-        raise TimeoutError(f"{left} of {count} references were not done after {timeout} s") from None
+        raise TimeoutError(f"{left} of {count} references were not done after {timeout:.6g} s") from None
     finally:
         for call in calls:
             if call.callbacks is not None and finished in call.callbacks:

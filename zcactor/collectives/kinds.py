@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "OPS", "PLANS", "Array", "Op", "Plan", "as_array", "check_op", "check_out", "check_plan", "check_timeout",
+    "OPS", "PLANS", "Array", "Op", "Plan", "as_array", "check_op", "check_out", "check_plan",
     "described", "is_narrow_float", "row_bounds",
 ]  # fmt: skip
 
@@ -152,21 +151,6 @@ def check_plan(plan: str, what: str, *, one_host: bool) -> None:
             f"{what}: plan {plan!r} passes pieces from host to host, and all members of this group are on one host, "
             "where they map each other's memory; use 'auto'"
         )
-
-
-def check_timeout(timeout: Any, what: str) -> None:
-    """Check a timeout in seconds.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is negative or not a number (NaN).
-    """
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float | np.integer | np.floating):
-        raise TypeError(f"{what}: timeout is {timeout!r}; it takes seconds as a number, or None")
-    if math.isnan(timeout) or timeout < 0:
-        raise ValueError(f"{what}: timeout is {timeout!r}; it takes seconds of at least 0, or None")
 
 
 def row_bounds(length: int, size: int, shards: Sequence[int] | None, what: str) -> list[int]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.apart import fields_of
 from zcactor.api.future import ObjectRef
-from zcactor.collectives.kinds import check_timeout
 from zcactor.collectives.operations import Refusal
 from zcactor.errors import GroupTimeout, OutOfMemory
+from zcactor.options import checked_seconds
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
 
@@ -37,7 +37,7 @@ def start(
         make: makes the operation of the process and of the promise of the result.
         step: the step of a reducer that it belongs to.
     """
-    check_timeout(timeout, what)
+    left = checked_seconds(timeout, what)
     process = member.process
     call = _promise(process, what)
     try:
@@ -47,7 +47,6 @@ def start(
     operation.step = step
     reference: ObjectRef[Any] = ObjectRef(call)
     call.retrieved = False
-    left = timeout
     deadline = call_deadline.get()
     if deadline is not None:
         rest = max(deadline - process.loop.time(), 0.0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zcactor.api.future import ObjectRef
 from zcactor.graphs.explaining import GraphEdge, GraphPlan
+from zcactor.options import checked_seconds
 from zcactor.process.context import call_deadline
 
 if TYPE_CHECKING:
@@ -62,11 +63,7 @@ class CompiledGraph:
         for index, (node, value) in enumerate(zip(layout.inputs, inputs, strict=True)):
             if node._limits is not None and type(value) is not ObjectRef:
                 node._limits.check(index, value)
-        if timeout is not None:
-            if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-                raise TypeError(f"timeout is {timeout!r}; it takes seconds as a number, or None")
-            if not timeout >= 0:
-                raise ValueError(f"timeout is {timeout!r}; it takes seconds of at least 0, or None")
+        timeout = checked_seconds(timeout, "the graph")
         deadline = call_deadline.get()
         if deadline is not None:
             left = max(deadline - runs.process.loop.time(), 0.0)
