@@ -31,6 +31,7 @@ ITEMS: Mapping[str, tuple[str, str]] = {
     "graph": ("benchmarks.graph", "Compiled graphs"),
     "many": ("benchmarks.many", "n actors calling n actors"),
     "arrays": ("benchmarks.arrays", "Passing arrays of float64"),
+    "snapshots": ("benchmarks.snapshots", "Pieces of open arrays, and forks"),
     "numpy": ("benchmarks.numpy_memory", "NumPy's own arrays in the store"),
     "gpu": ("benchmarks.gpu", "Arrays on the fake GPU"),
     "collective": ("benchmarks.collective", "Groups of actors on one host"),
