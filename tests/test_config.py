@@ -7,7 +7,8 @@ import inspect
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +16,6 @@ from zcactor.config import FILE_NAME, MAXIMUM, Config, load_config, ports_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -230,6 +230,22 @@ def test_defaults_alone_import_neither_toml_nor_msgspec(here: Path, user: Path) 
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("sealing", "auto", ValueError), ("sealing", True, TypeError), ("integrity", "all", ValueError),
+        ("check", "words", ValueError), ("gpu", 3, TypeError), ("transports", ("tcp",), TypeError),
+        ("host", 1, TypeError), ("ports", 7433, TypeError), ("tls", Path("/certificates"), TypeError),
+        ("namespace", None, TypeError), ("log_to_driver", "yes", TypeError), ("require", "local", ValueError),
+    ],
+)  # fmt: skip
+def test_fields_of_text_take_their_texts_alone(name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=rf"^{name} = .* must be "):
+        Config(**{name: value})
+    with pytest.raises(error, match=rf"^{name} = .* must be "):
+        dataclasses.replace(Config(), **{name: value})
 
 
 @pytest.mark.parametrize("transports", ["", "local,", "local,ucx", "local,local", " local"])

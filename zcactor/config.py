@@ -11,6 +11,7 @@ import re
 import socket
 import stat
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
@@ -155,8 +156,8 @@ class Config:
             are passed again and when the leases on them end. Each time they are read once more. Empty: no check.
 
     Raises:
-        ValueError: a value is outside its range, or contradicts another value.
-        TypeError: a value that must be a number is not one.
+        ValueError: a value is outside its range, no text that its field takes, or contradicts another value.
+        TypeError: a value is not of the field's type.
     """
 
     store_capacity: int | None = None
@@ -198,6 +199,10 @@ class Config:
     check: Literal["", "bytes"] = ""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name not in MINIMUM and not (type(value) is type(field.default) and value == field.default):
+                _typed(name, value, f"{name} = {value!r}", lax=False)
         for name, minimum in MINIMUM.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -501,36 +506,64 @@ def _of_a_service(variable: str, value: str) -> bool:
     return _SERVICE.search(variable) is not None or (variable.endswith("_PORT") and "://" in value)
 
 
-def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
+@cache
+def _kinds() -> dict[str, Any]:
+    """The type of each field."""
+    import typing
+
+    return typing.get_type_hints(Config)
+
+
+def _expected(name: str, where: str, more: str) -> str:
+    """The text of an error: the type of a field, and the valid keys.
+
+    Args:
+        name: of the field.
+        where: the value that was given, with its source.
+        more: the text behind the type.
+    """
+    kind = _kinds()[name]
+    text = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return f"{where} must be {text}{more}. Valid keys: {', '.join(sorted(_names()))}"
+
+
+def _typed(name: str, value: object, where: str, *, lax: bool) -> object:
     """Convert `value` to the field's type. With `lax`, numbers and booleans are read from text, as the environment
     needs.
 
     Raises:
         TypeError: the value is not of the field's type.
-        ValueError: the value is out of the field's range.
+        ValueError: the field takes a few texts, and the value is another one.
     """
     import typing
 
     import msgspec
 
-    kind = typing.get_type_hints(Config)[name]
-    expected = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-    where = f"{source}: {name} = {value!r}"
+    kind = _kinds()[name]
     try:
-        converted: object = msgspec.convert(value, kind, strict=not lax)
+        return msgspec.convert(value, kind, strict=not lax)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        text = f"{where} must be {expected} ({error}). Valid keys: {', '.join(sorted(_names()))}"
+        text = _expected(name, where, f" ({error})")
         # A str where one of a few literals is expected has the right type and the wrong value
         literals = [one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal]
         one_of_a_few = bool(literals) and isinstance(value, str)
         raise (ValueError if one_of_a_few else TypeError)(text) from error
+
+
+def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
+    """Convert `value` to the field's type, within its range; see `_typed`.
+
+    Raises:
+        TypeError: the value is not of the field's type.
+        ValueError: the value is out of the field's range.
+    """
+    where = f"{source}: {name} = {value!r}"
+    converted = _typed(name, value, where, lax=lax)
     if isinstance(converted, int) and converted > MAXIMUM.get(name, _MOST):
         raise ValueError(
             f"{where} must be at most {MAXIMUM.get(name, _MOST):,}. Valid keys: {', '.join(sorted(_names()))}"
         )
     minimum = MINIMUM.get(name)
     if minimum is not None and isinstance(converted, (int, float)) and not minimum <= converted < float("inf"):
-        raise ValueError(
-            f"{where} must be {expected}, finite and at least {minimum}. Valid keys: {', '.join(sorted(_names()))}"
-        )
+        raise ValueError(_expected(name, where, f", finite and at least {minimum}"))
     return converted
