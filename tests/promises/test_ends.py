@@ -15,7 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -67,7 +67,7 @@ class Writer:
 
     async def meet(self, keeper: Any) -> int:
         """Connect to another actor."""
-        pid: int = await keeper.meet(None)
+        pid: int = await keeper.meet()
         return pid
 
 
@@ -258,10 +258,7 @@ class Keeper:
         """Compute until the process that writes to the FIFO `until` has opened it, and ended."""
         until.read_bytes()
 
-    async def meet(self, writer: Any) -> int:
-        """Connect to another actor, which answers then."""
-        if writer is not None:
-            await writer.write()
+    async def meet(self) -> int:
         return os.getpid()
 
 
@@ -285,18 +282,16 @@ async def test_a_holder_that_computes_does_not_keep_an_end_from_its_work(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-async def test_a_peer_that_does_not_respond_keeps_no_idle_actor_from_its_end(
-    tmp_path: Path, frozen: bool, answers: bool
-) -> None:
+async def test_a_peer_that_does_not_respond_keeps_no_idle_actor_from_its_end(tmp_path: Path, frozen: bool) -> None:
+    """Nothing is under way to a peer that has read all, and said so."""
     os.mkfifo(until := tmp_path / "until")
     (folder := tmp_path / "of the writer").mkdir()
     async with zc.init(config=config(2.0)):
         writer: Any = await Writer.spawn(folder)
         keeper: Any = await Keeper.spawn()
         await writer.write()
-        pid = await (keeper.meet(writer) if answers else writer.meet(keeper))
+        pid = await writer.meet(keeper)
         if frozen:
             os.kill(pid, signal.SIGSTOP)
         else:
@@ -306,6 +301,25 @@ async def test_a_peer_that_does_not_respond_keeps_no_idle_actor_from_its_end(
         file.close()
         del computing
     assert (folder / "of bytes").read_text() and (folder / "atexit").exists() and (folder / "__del__").exists()
+
+
+@zc.actor
+class Answering:
+    """An actor whose answers wait for credit."""
+
+    def answer(self) -> bytes:
+        return bytes(15_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["own", "shared"])
+async def test_all_answers_of_an_actor_that_is_stopped_arrive(process: Literal["own", "shared"]) -> None:
+    """Also where the end of the program has no time."""
+    async with asyncio.timeout(PATIENCE), zc.init(config=config(0.0)):
+        actor: Any = await Answering.options(process=process).spawn()
+        calls = [actor.answer() for _ in range(3000)]
+        _, answers = await asyncio.gather(zc.stop(actor), zc.get(calls))
+        assert answers == [bytes(15_000)] * 3000
 
 
 class Hanging:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from contextlib import suppress
 from types import CoroutineType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,12 +43,21 @@ def _refused(*_: object) -> None:
 
 _NOWHERE: Any = SimpleNamespace(lanes={})
 """The mailbox of such methods: without lanes, so that each call of one comes to `ActorRunner.receive`."""
-_BEHIND_CLOSE: Final = 0.2
-"""Part of the time of an end: for peers that have not received all yet, and for the instance, which is dropped."""
+_TAKEN_IN: Final = 5.0
+"""Seconds that peers have to receive the last answers of an actor that stops, where the end has no time of its own."""
+_DROPPED: Final = 1.0
+"""Seconds, at most, that the end of an actor waits for its instance, which is dropped."""
 _ASYNC = int(MethodKind.ASYNC)
 _INLINE = int(MethodKind.INLINE)
 _SYNC = int(MethodKind.SYNC)
 _GENERATOR = int(MethodKind.GENERATOR)
+
+
+async def _within(seconds: float, step: Coroutine[Any, Any, None]) -> None:
+    """Wait for a step of an end, which goes on without it after that time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await step
 
 
 class ActorRunner(Linked, Movable):
@@ -164,11 +174,11 @@ class ActorRunner(Linked, Movable):
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return self.process.loop.create_task(coroutine, context=self._context.copy())
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float = _TAKEN_IN) -> None:
         """Run the queued calls, refuse later ones, run ``__aexit__`` or ``close()``, and end the threads.
 
         Args:
-            seconds: time of the end, of which the steps behind ``close()`` take parts.
+            seconds: time of the steps behind ``close()``: peers receive the last answers, and the instance is dropped.
         """
         await self._refrain(None)
         await self._end(seconds)
@@ -189,14 +199,12 @@ class ActorRunner(Linked, Movable):
             await asyncio.wait([self._drained], timeout=patience)
         return self._drained.done()
 
-    async def _end(self, seconds: float) -> None:
+    async def _end(self, seconds: float = _TAKEN_IN) -> None:
         await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
-        steps: list[Coroutine[Any, Any, Any]] = [self.process.requests.delivered(self.process.sessions)]
+        steps = [_within(seconds, self.process.requests.delivered(self.process.sessions))]
         if not self._is_of_loop():
-            steps.append(self._mailboxes[""].run(self._let_go().clear))
-        _, late = await asyncio.wait(map(self._loop.create_task, steps), timeout=seconds * _BEHIND_CLOSE)
-        for step in late:
-            step.cancel()
+            steps.append(_within(min(seconds, _DROPPED), self._mailboxes[""].run(self._let_go().clear)))
+        await asyncio.gather(*steps)
         self.close()
 
     def drop(self) -> None:

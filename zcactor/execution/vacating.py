@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from zcactor.execution.answers import Answers
-    from zcactor.execution.home import Home
     from zcactor.marshal import Marshaller
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.parts import Part
@@ -31,7 +30,6 @@ _GLANCE = 0.01
 class Movable(ABC):
     """The part of an actor's runner that closes the actor for a move, or has it take calls again."""
 
-    process: Home
     moving = False
     """Whether further calls go back to their callers, who send them again to the actor's next place."""
     stopping: bool
@@ -45,8 +43,8 @@ class Movable(ABC):
         """Run the queued calls and refuse later ones. Returns whether they have ended within `patience` seconds."""
 
     @abstractmethod
-    async def _end(self, seconds: float) -> None:
-        """Close the actor; the steps behind that take parts of `seconds`."""
+    async def _end(self) -> None:
+        """Close the actor."""
 
     @abstractmethod
     def _open_calls(self) -> Iterator[Incoming]:
@@ -63,7 +61,7 @@ class Movable(ABC):
             self.moving = self.stopping = False
             self._admit(None)
             return False
-        await self._end(self.process.config.shutdown_timeout)
+        await self._end()
         return True
 
     async def readmit(self, session: Session) -> None:

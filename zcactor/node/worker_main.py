@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["ActorIdentity", "Worker", "become_worker", "flush_output", "serve"]
 
 logger = logging.getLogger("zcactor")
+_BEHIND_CLOSE = 0.2
+"""Share of the time of a program's end, for the steps of an actor behind its ``close()``."""
 _FIRST_LOOK, _LAST_LOOK = 0.1, 1.0
 """Seconds between two looks whether a process without an actor is needed: callers are told where the actor is now, and
 may be about to read its results."""
@@ -132,7 +134,7 @@ class Worker:
         """Run the queued calls, close the actor, forget it."""
         host = self.process.hosts.by_index.get(index)
         if host is not None:
-            await host.stop(self.process.config.shutdown_timeout)
+            await host.stop()
             self.process.hosts.by_index.pop(index, None)
             self.process.groups.actor_ended(host.info.actor_id, "it was stopped")
             self.process.graphs.actor_ended(host.info.actor_id, "it was stopped")
@@ -228,7 +230,7 @@ class Worker:
         self.process.unseen.close()
         self.process.leaving = True
         idle = [
-            self.process.loop.create_task(host.stop(grace))
+            self.process.loop.create_task(host.stop(grace * _BEHIND_CLOSE))
             for host in self.process.hosts.actors()
             if host.instance is not None and not host.busy
         ]
