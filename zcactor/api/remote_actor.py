@@ -257,10 +257,10 @@ class RemoteActor:
         """Connect to the actor's current process, then send the calls that waited."""
         try:
             await self._reach()
-        except HeadUnavailable as error:
+        except (HeadUnavailable, ConnectionLost) as error:
             self._nowhere(error)
 
-    def _nowhere(self, error: HeadUnavailable) -> None:
+    def _nowhere(self, error: HeadUnavailable | ConnectionLost) -> None:
         """Fail the calls that wait: where the actor is now, only the head knows."""
         text = str(error)
         self._give_up(lambda maybe: ActorUnavailable(self.label, text, maybe))
@@ -270,6 +270,7 @@ class RemoteActor:
 
         Raises:
             HeadUnavailable: the head is away.
+            ConnectionLost: the head is lost, or decides no more, and this process ends with it.
         """
         loop = self.process.loop
         cause, begun, pause, attempt = "it could not be reached", loop.time(), _FIRST_PAUSE, 0

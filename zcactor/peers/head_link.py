@@ -166,9 +166,13 @@ class HeadLink:
                     if session.closed is None:
                         raise
                     raise ConnectionLost(f"an answer of the head is lost: {error}", True) from error
-            except Deposed:  # the head decides no more, and has not done it; or it takes no report of an earlier term
-                if index == MEMBERSHIP_INDEX or not self.absence.patience:
+            except (
+                Deposed
+            ) as error:  # the head decides no more, and has done nothing; or the report is of an earlier term
+                if index == MEMBERSHIP_INDEX:
                     raise
+                if not self.absence.patience:
+                    raise ConnectionLost(f"the head of this process decides no more: {error}", False) from error
                 until = self.absence.deadline(for_call=for_call) if until is None else until
                 await self._leave(session, until)
             except NoSuchActor:
