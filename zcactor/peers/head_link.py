@@ -166,9 +166,8 @@ class HeadLink:
                     if session.closed is None:
                         raise
                     raise ConnectionLost(f"an answer of the head is lost: {error}", True) from error
-            except (
-                Deposed
-            ) as error:  # the head decides no more, and has done nothing; or the report is of an earlier term
+            except Deposed as error:
+                # The head decides no more, and has done nothing; or it takes no report of an earlier term.
                 if index == MEMBERSHIP_INDEX:
                     raise
                 if not self.absence.patience:
