@@ -201,18 +201,8 @@ class Config:
     def __post_init__(self) -> None:
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
-            if name not in MINIMUM and not (type(value) is type(field.default) and value == field.default):
-                _typed(name, value, f"{name} = {value!r}", lax=False)
-        for name, minimum in MINIMUM.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name} must be a number, not {value!r}")
-            if not minimum <= value < float("inf"):
-                raise ValueError(f"{name} must be finite and at least {minimum}, not {value!r}")
-            if value > MAXIMUM.get(name, _MOST):
-                raise ValueError(f"{name} must be at most {MAXIMUM.get(name, _MOST)}, not {value!r}")
+            if type(value) is not type(field.default) or value != field.default:
+                object.__setattr__(self, name, _checked(name, value, f"{name} = {value!r}"))
         names = self.transports.split(",")
         if len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
             raise ValueError(
@@ -342,9 +332,6 @@ MAXIMUM: Mapping[str, int] = {
 }
 """The largest value of some numeric fields, in the unit of the field. Peers refuse larger ones."""
 
-_OPTIONAL = frozenset(
-    {"store_capacity", "num_cpus", "num_gpus", "verbs_port", "verbs_gid_index", "verbs_eager_limit", "device_capacity"}
-)
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
@@ -385,23 +372,23 @@ def load_config(
         except NoFolder:
             del folders[0]
 
-    values: dict[str, Any] = {}  # each has its field's type, by `_convert`
+    values: dict[str, Any] = {}  # each has its field's type, by `_checked`
     sources = dict.fromkeys(_names(), "default")
     for folder in folders:
         assert folder is not None
         path = Path(folder, FILE_NAME)
         for name, value in _read_file(path).items():
-            values[name] = _convert(name, value, str(path), lax=False)
+            values[name] = _checked(name, value, f"{path}: {name} = {value!r}")
             sources[name] = str(path)
     for name, value in _read_environment(environ).items():
         variable = PREFIX + name.upper()
-        values[name] = _convert(name, value, variable, lax=True)
+        values[name] = _checked(name, value, f"{variable}: {name} = {value!r}", lax=True)
         sources[name] = variable
     for name, value in arguments.items():
         if name not in sources:
             raise TypeError(unknown_setting("argument", name, _names()))
         if value is not None:
-            values[name] = _convert(name, value, "argument", lax=False)
+            values[name] = _checked(name, value, f"argument: {name} = {value!r}")
             sources[name] = "argument"
     return replace(Config(), **values), MappingProxyType(sources)
 
@@ -443,7 +430,7 @@ def _read_file(path: Path) -> dict[str, object]:
         raise ValueError(
             f"{path.absolute()} is no file of settings ({error.strerror}): remove it, or start the program elsewhere"
         ) from error
-    import tomllib  # here and in `_convert`: programs without a file do not pay for the import
+    import tomllib  # here and in `_checked`: programs without a file do not pay for the import
 
     try:
         table: dict[str, object] = tomllib.loads(text.decode())
@@ -514,56 +501,38 @@ def _kinds() -> dict[str, Any]:
     return typing.get_type_hints(Config)
 
 
-def _expected(name: str, where: str, more: str) -> str:
-    """The text of an error: the type of a field, and the valid keys.
+def _checked(name: str, value: object, where: str, *, lax: bool = False) -> object:
+    """Return `value` as one of the field's type, within its range. A text is a plain one that can be sent.
 
     Args:
         name: of the field.
-        where: the value that was given, with its source.
-        more: the text behind the type.
-    """
-    kind = _kinds()[name]
-    text = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-    return f"{where} must be {text}{more}. Valid keys: {', '.join(sorted(_names()))}"
-
-
-def _typed(name: str, value: object, where: str, *, lax: bool) -> object:
-    """Convert `value` to the field's type. With `lax`, numbers and booleans are read from text, as the environment
-    needs.
+        value: the value that was given.
+        where: the value, with its source, for messages.
+        lax: read numbers and booleans from text, as the environment needs.
 
     Raises:
         TypeError: the value is not of the field's type.
-        ValueError: the field takes a few texts, and the value is another one.
+        ValueError: it is outside the field's range, or none of the few texts that the field takes.
     """
     import typing
 
     import msgspec
 
     kind = _kinds()[name]
+    expected = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    keys = f"Valid keys: {', '.join(sorted(_names()))}"
     try:
-        return msgspec.convert(value, kind, strict=not lax)
+        converted: object = msgspec.convert(value, kind, strict=not lax)
+        if isinstance(converted, str):
+            converted = str.encode(converted).decode()
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        text = _expected(name, where, f" ({error})")
         # A str where one of a few literals is expected has the right type and the wrong value
         literals = [one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal]
         one_of_a_few = bool(literals) and isinstance(value, str)
-        raise (ValueError if one_of_a_few else TypeError)(text) from error
-
-
-def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
-    """Convert `value` to the field's type, within its range; see `_typed`.
-
-    Raises:
-        TypeError: the value is not of the field's type.
-        ValueError: the value is out of the field's range.
-    """
-    where = f"{source}: {name} = {value!r}"
-    converted = _typed(name, value, where, lax=lax)
+        raise (ValueError if one_of_a_few else TypeError)(f"{where} must be {expected} ({error}). {keys}") from error
     if isinstance(converted, int) and converted > MAXIMUM.get(name, _MOST):
-        raise ValueError(
-            f"{where} must be at most {MAXIMUM.get(name, _MOST):,}. Valid keys: {', '.join(sorted(_names()))}"
-        )
+        raise ValueError(f"{where} must be at most {MAXIMUM.get(name, _MOST):,}. {keys}")
     minimum = MINIMUM.get(name)
     if minimum is not None and isinstance(converted, (int, float)) and not minimum <= converted < float("inf"):
-        raise ValueError(_expected(name, where, f", finite and at least {minimum}"))
+        raise ValueError(f"{where} must be {expected}, finite and at least {minimum}. {keys}")
     return converted

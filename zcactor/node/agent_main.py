@@ -299,6 +299,7 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], float]:
     import zcactor.api.inspection  # noqa: F401
     from zcactor.assembly.endpoints import preload
     from zcactor.assembly.system import system_interface
+    from zcactor.config import Config
     from zcactor.control.head import agent_interface
     from zcactor.machine import usable_cpus
     from zcactor.marshal.importable import search_here
@@ -306,6 +307,7 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], float]:
     from zcactor.node.worker_main import become_worker
     from zcactor.objectstore.groups import inherited_groups
 
+    Config(**setup["config"])  # finds out the types of all settings
     inherited_groups()
     usable_cpus()
     loaded_libraries()
