@@ -202,23 +202,18 @@ class ActorRunner(Linked, Movable):
     async def _end(self, seconds: float = _TAKEN_IN) -> None:
         await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
         steps = [_within(seconds, self.process.requests.delivered(self.process.sessions))]
-        if not self._is_of_loop():
-            steps.append(_within(min(seconds, _DROPPED), self._mailboxes[""].run(self._let_go().clear)))
+        if kept := self._let_go():
+            steps.append(_within(min(seconds, _DROPPED), self._mailboxes[""].run(kept.clear)))
         await asyncio.wait(map(self._loop.create_task, steps))  # which raises nothing: the actor ends all the same
         self.close()
 
-    def drop(self) -> None:
-        """Drop the instance, in the actor's thread: its ``__del__``, or a file that is closed, may take for ever."""
-        if not self._is_of_loop():
-            self._mailboxes[""].post(self._let_go().clear)
-
-    def _is_of_loop(self) -> bool:
-        """Whether the instance may have connections and other objects of the loop, which no other thread may drop."""
-        return self.interface.is_async or hasattr(type(self.instance), "__aenter__")
-
     def _let_go(self) -> list[Any]:
-        """Refer to the instance no more. Returns what has: the thread that clears it drops the instance."""
+        """Refer to the instance no more. Returns what has, for the actor's thread to clear: a ``__del__``, or a file
+        that is closed, may take for ever. It is empty where the instance may have connections and other objects of the
+        loop, which no other thread may drop."""
         kept = [self.instance, self._methods, self._when_open]
+        if self.instance is None or self.interface.is_async or hasattr(type(self.instance), "__aenter__"):
+            kept.clear()
         self.instance, self._methods, self._plain, self._when_open = None, [], (), ()
         return kept
 
@@ -237,9 +232,10 @@ class ActorRunner(Linked, Movable):
                         self._refuse(incoming)
                     if incoming.task is not None:
                         incoming.task.cancel()
+        if kept := self._let_go():
+            self._mailboxes[""].post(kept.clear)
         for mailbox in self._mailboxes.values():
             mailbox.close()
-        self._let_go()
 
     def _enter_thread(self) -> None:
         current_host.set(self)

@@ -211,7 +211,6 @@ class Worker:
         """End an actor at once (one of several in a shared process)."""
         host = self.process.hosts.by_index.pop(index, None)
         if host is not None:
-            host.drop()
             host.close()
             self.process.groups.actor_ended(host.info.actor_id, "it was ended")
             self.process.graphs.actor_ended(host.info.actor_id, "it was ended")
