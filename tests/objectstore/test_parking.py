@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -146,6 +148,22 @@ def test_without_a_descriptor_it_is_asked_again(monkeypatch: pytest.MonkeyPatch)
         patch.undo()
         child.kill()
         until(lambda: parking.total == 0 and not waiting(), "what could not be watched at first")
+
+
+@pytest.mark.parametrize(("module", "call"), [(os, "eventfd"), (select, "epoll")])
+def test_without_a_descriptor_nobody_waits_for_the_thread(
+    monkeypatch: pytest.MonkeyPatch, module: Any, call: str
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise OSError(24, "no descriptor is left")
+
+    monkeypatch.setattr("zcactor.objectstore.parking._RETRY", 3600.0)
+    monkeypatch.setattr(module, call, refuse)
+    parking = Parking()
+    with reader() as child:
+        parking.park(OsProcess.of(child.pid), 1, {1: Kept()})
+        parking.hold(OsProcess.of(child.pid), [1], [])
+        assert parking.total == 0 and not waiting()
 
 
 @pytest.mark.parametrize("nbytes", [1 << 20, 8 << 20])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ class Parking:
         self._thread: threading.Thread | None = None
         self._epoll: select.epoll | None = None
         self._wake = -1  # an eventfd
+        self._roused = threading.Event()  # where no descriptor is left for that
 
     @property
     def total(self) -> int:
@@ -65,8 +65,8 @@ class Parking:
             if self._thread is None and any(other.pid for other in self._parked):
                 self._thread = threading.Thread(target=self._run, name="zcactor-parking", daemon=True)
                 self._thread.start()
-            elif self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+            else:
+                self._rouse()
 
     def hold(self, reader: OsProcess, connections: Iterable[Hashable], held: Collection[int]) -> None:
         """Release all that `reader` had leased by connections that have ended at its side, except the objects that it
@@ -94,8 +94,8 @@ class Parking:
                     if reader in self._watched:
                         os.close(self._watched.pop(reader))
             thread = None if any(reader.pid for reader in self._parked) else self._thread
-            if thread is not None and self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+            if thread is not None:
+                self._rouse()
         dropped.clear()  # after the lock is released: a finalizer may run Python
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -123,14 +123,21 @@ class Parking:
                     self._stop()
                     return
                 all_watched = self._watch()
-                epoll = self._epoll
+                epoll = self._epoll if self._wake >= 0 else None
             if epoll is None:
-                time.sleep(_RETRY)  # no descriptor is left to wait by
+                self._roused.wait(_RETRY)  # no descriptor is left to wait by
+                self._roused.clear()
             else:
                 for fd, _ in epoll.poll(None if all_watched else _RETRY):
                     if fd == self._wake:
                         os.eventfd_read(fd)
             self.sweep()
+
+    def _rouse(self) -> None:
+        """Have the thread look again at once. Called under the lock."""
+        self._roused.set()
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def _watch(self) -> bool:
         """Watch every process. Returns whether the end of each wakes the thread. Called under the lock."""
