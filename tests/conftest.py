@@ -182,19 +182,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=list(taken))
     infiniband = Path("/sys/class/infiniband")
     missing = {
-        "root": os.geteuid() != 0,
-        "rdma": not (infiniband.is_dir() and any(infiniband.iterdir())),
-        "gpu": not Path("/dev/nvidiactl").exists(),
-    }
-    reasons = {
-        "root": "needs to be root",
-        "rdma": "no RDMA device in /sys/class/infiniband",
-        "gpu": "no NVIDIA GPU: /dev/nvidiactl is missing",
+        "root": os.geteuid() != 0 and "needs to be root",
+        "rdma": not (infiniband.is_dir() and any(infiniband.iterdir())) and f"no RDMA device in {infiniband}",
+        "gpu": not Path("/dev/nvidiactl").exists() and "no NVIDIA GPU: /dev/nvidiactl is missing",
     }
     for item in items:
-        for name, absent in missing.items():
-            if absent and item.get_closest_marker(name) is not None:
-                item.add_marker(pytest.mark.skip(reason=reasons[name]))
+        for name, reason in missing.items():
+            if reason and item.get_closest_marker(name) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from queue import SimpleQueue
@@ -18,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from zcactor.device.fake import FakeGpuDriver
+from zcactor.testing.device_peer import until_done
 
 __all__ = ["StandInNccl", "folded"]
 
@@ -257,8 +257,7 @@ class StandIn:
 
     def _run(self) -> None:
         while (now := self._rounds.get()) is not None:
-            while not self._driver.done(self._device, now.read):  # NCCL's kernels begin after the stream's work
-                time.sleep(0.0002)  # an event of a GPU tells nobody that it has come
+            until_done(self._driver, self._device, now.read)  # NCCL's kernels begin after the stream's work
             try:
                 self._line.send([call._replace(data=call.data.tobytes()) for call in now.calls])
                 answers = self._line.recv()

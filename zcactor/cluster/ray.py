@@ -218,7 +218,7 @@ class _Placement:
                 waiting.remove(reference)
 
     def _remove(self) -> None:
-        """Remove all from Ray, and wait until the name is free. Runs in a thread."""
+        """Remove all from Ray, and wait until the name is free, for up to `_WORD` seconds. Runs in a thread."""
         for host in self._hosts:
             self._ray.kill(host)
         if self._group is not None:

@@ -272,7 +272,7 @@ class Adoptions:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._copied, count, taking)
             if taking.wanted.is_set():
-                time.sleep(_ANSWER)  # this thread alone waits, before no page can be touched for a while
+                time.sleep(_ANSWER)  # the loop answers callers, before this thread keeps it from new pages
             for window, runs, blocks in copied:
                 self._replace(window, owner, runs, blocks)
         finally:
