@@ -59,7 +59,7 @@ class Head:
     async def show_all(self, *args: Any) -> None:
         self.done.append(("show all", *args))
 
-    def stop_owned(self, driver: bytes) -> list[asyncio.Task[None]]:
+    def stop_owned(self, driver: bytes, _grace: float) -> list[asyncio.Task[None]]:
         self.done.append(("stop", driver))
         return self.stopping
 

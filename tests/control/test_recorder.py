@@ -769,7 +769,7 @@ def test_a_worker_refuses_an_earlier_head_which_decides_no_more() -> None:
             later = (shop._remote.actor_id, "alive", *shop._remote.location, "", 9)
             await process.requests.ask(session, "actor_changed", *later)
             for method, args in (
-                ("stop", (0, 8)), ("discard", (0, 8)), ("discard_others", ([], 8)),
+                ("stop", (0, 5.0, 8)), ("discard", (0, 8)), ("discard_others", ([], 8)),
                 ("actor_changed", (*later[:-1], 8)), ("create", (1, b"a" * 16, 1, 0, {}, b"", None, 8)),
             ):  # fmt: skip
                 with pytest.raises(zc.RemoteError) as caught:

@@ -67,7 +67,7 @@ class Writer:
 
     async def meet(self, keeper: Any) -> int:
         """Connect to another actor."""
-        pid: int = await keeper.meet()
+        pid: int = await keeper.meet(None)
         return pid
 
 
@@ -258,7 +258,10 @@ class Keeper:
         """Compute until the process that writes to the FIFO `until` has opened it, and ended."""
         until.read_bytes()
 
-    async def meet(self) -> int:
+    async def meet(self, writer: Any) -> int:
+        """Connect to another actor, which answers then."""
+        if writer is not None:
+            await writer.write()
         return os.getpid()
 
 
@@ -282,16 +285,18 @@ async def test_a_holder_that_computes_does_not_keep_an_end_from_its_work(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-async def test_a_peer_that_does_not_respond_keeps_no_idle_actor_from_its_end(tmp_path: Path, frozen: bool) -> None:
-    """Nothing is under way to a peer that has read all, and said so."""
+async def test_a_peer_that_does_not_respond_keeps_no_idle_actor_from_its_end(
+    tmp_path: Path, frozen: bool, answers: bool
+) -> None:
     os.mkfifo(until := tmp_path / "until")
     (folder := tmp_path / "of the writer").mkdir()
     async with zc.init(config=config(2.0)):
         writer: Any = await Writer.spawn(folder)
         keeper: Any = await Keeper.spawn()
         await writer.write()
-        pid = await writer.meet(keeper)
+        pid = await (keeper.meet(writer) if answers else writer.meet(keeper))
         if frozen:
             os.kill(pid, signal.SIGSTOP)
         else:

@@ -251,9 +251,9 @@ def two_promises_have_one_id(patch: pytest.MonkeyPatch) -> None:
 def name_is_free_too_early(patch: pytest.MonkeyPatch) -> None:
     begin = Head._begin_stop
 
-    def beginning(self: Head, actor: ActorRecord, cause: str) -> None:
+    def beginning(self: Head, actor: ActorRecord, cause: str, **how: Any) -> None:
         self._actors._by_name.pop((actor.namespace, actor.name or ""), None)
-        begin(self, actor, cause)
+        begin(self, actor, cause, **how)
 
     patch.setattr(Head, "_begin_stop", beginning)
 

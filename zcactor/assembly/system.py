@@ -423,14 +423,15 @@ class SystemActor:
             self.known.check(epoch)
         await self.worker.create(index, actor_id, object_id, restarts, options, interface, recipe)
 
-    async def stop(self, index: int, epoch: int) -> None:
-        """End an actor after its queued calls, in a worker, at the word of the head of `epoch`.
+    async def stop(self, index: int, seconds: float, epoch: int) -> None:
+        """End an actor after its queued calls, in a worker, at the word of the head of `epoch`; see
+        `zcactor.node.worker_main.Worker.stop`.
 
         Raises:
             Deposed: a later head is known.
         """
         self.known.check(epoch)
-        await self.worker.stop(index)
+        await self.worker.stop(index, seconds)
 
     async def vacate(self, index: int, patience: float, epoch: int) -> bool:
         """Close an actor that goes on elsewhere, in a worker, at the word of the head of `epoch`; see

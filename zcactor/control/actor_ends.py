@@ -12,6 +12,7 @@ from zcactor.control.entries import gone_changes, stopping_changes
 from zcactor.control.head_log import Deposed
 from zcactor.control.questions import Questions
 from zcactor.errors import ConnectionLost, HeadUnavailable, RemoteError, ZcactorError
+from zcactor.execution.closing import TAKEN_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,13 +135,15 @@ class ActorEnds(Questions):
         if not await decide_end(self.recorder, self.process.tasks, actor, changes, end, timeout):
             raise HeadUnavailable(self.members.log, timeout)
 
-    def _begin_stop(self, actor: ActorRecord, cause: str, *, decided: bool = False) -> None:
+    def _begin_stop(
+        self, actor: ActorRecord, cause: str, *, decided: bool = False, seconds: float = TAKEN_IN
+    ) -> None:  # fmt: skip
         """Stop an actor in a task of its own, because the caller may go away meanwhile; `decided` where that is
-        recorded."""
+        recorded. Peers have `seconds` to receive its last answers."""
         if actor.state != "dead" and actor.ending is None:
-            actor.ending = self.process.loop.create_task(self._stop(actor, cause, decided=decided))
+            actor.ending = self.process.loop.create_task(self._stop(actor, cause, seconds, decided=decided))
 
-    async def _stop(self, actor: ActorRecord, cause: str, *, decided: bool) -> None:
+    async def _stop(self, actor: ActorRecord, cause: str, seconds: float, *, decided: bool) -> None:
         if actor.moving is not None:
             await asyncio.shield(actor.moving)
             decided = False  # the move is recorded, as a new life
@@ -153,7 +156,7 @@ class ActorEnds(Questions):
         if worker is not None and actor.state == "alive":
             try:
                 session = await self.process.connections.connect(worker.process)
-                await self.recorder.order(self.process.requests, session, "stop", actor.index)
+                await self.recorder.order(self.process.requests, session, "stop", actor.index, seconds)
                 closed = True
             except Deposed:
                 return

@@ -47,6 +47,7 @@ from zcactor.errors import (
     remote_of,
 )
 from zcactor.execution.actor_runner import current_call
+from zcactor.execution.closing import OF_AN_END
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface, shown
 
@@ -162,14 +163,14 @@ class Head(Placing):
         if found is not None and not found[1].leaving:
             found[1].kill()  # the worker has ended, or cannot be reached; its node reports its end
 
-    def stop_owned(self, driver: ProcessId) -> list[asyncio.Task[None]]:
-        """Begin to stop the actors that were made for a program that is about to go. Returns the tasks that stop
-        them."""
+    def stop_owned(self, driver: ProcessId, grace: float) -> list[asyncio.Task[None]]:
+        """Begin to stop the actors that were made for a program that is about to go, in `grace` seconds. Returns the
+        tasks that stop them."""
         ending = []
         makers = [driver, *(process for process in self._nodes.workers_for(driver) if self._nodes.worker(process))]
         for actor in self._actors.made_by(*makers):
             if actor.state == "alive" and not actor.detached:
-                self._begin_stop(actor, "its program has ended")
+                self._begin_stop(actor, "its program has ended", seconds=grace * OF_AN_END)
                 if actor.ending is not None:
                     ending.append(actor.ending)
         return ending
@@ -467,7 +468,7 @@ class Head(Placing):
         until = self.process.loop.time() + grace
         for actor in self._actors.all():
             if actor.state == "alive":
-                self._begin_stop(actor, "its program has ended")
+                self._begin_stop(actor, "its program has ended", seconds=grace * OF_AN_END)
         ending = [actor.ending for actor in self._actors.all() if actor.ending is not None and not actor.ending.done()]
         if ending:
             await asyncio.wait(ending, timeout=grace)

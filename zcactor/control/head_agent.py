@@ -35,8 +35,8 @@ class HeadAgent(Protocol):
     def worker_ended(self, record: WorkerRecord) -> None:
         """Note the end of a worker."""
 
-    def stop_owned(self, driver: ProcessId) -> list[asyncio.Task[None]]:
-        """Begin to stop the actors of a program that is about to go."""
+    def stop_owned(self, driver: ProcessId, grace: float) -> list[asyncio.Task[None]]:
+        """Begin to stop the actors of a program that is about to go in `grace` seconds."""
 
     def end_owned(self, driver: ProcessId) -> None:
         """Retire the actors of a program that is gone."""

@@ -438,7 +438,7 @@ class Membership:
         """Stop the actors of the calling program, which is about to go: in order within `grace` seconds, and then at
         once."""
         driver = current_call.get().session.peer_process
-        ending = self._agent.stop_owned(driver)
+        ending = self._agent.stop_owned(driver, grace)
         if ending:
             await asyncio.wait(ending, timeout=grace)
         self._agent.end_owned(driver)

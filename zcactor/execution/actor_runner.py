@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.apart import text_of, type_name
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
-from zcactor.execution.closing import close_instance
+from zcactor.execution.closing import TAKEN_IN, close_instance
 from zcactor.execution.eager_task import start_eagerly
 from zcactor.execution.failure import log_failure, passable
 from zcactor.execution.generators import AsyncProducer, SyncProducer
@@ -43,8 +43,6 @@ def _refused(*_: object) -> None:
 
 _NOWHERE: Any = SimpleNamespace(lanes={})
 """The mailbox of such methods: without lanes, so that each call of one comes to `ActorRunner.receive`."""
-_TAKEN_IN: Final = 5.0
-"""Seconds that peers have to receive the last answers of an actor that stops, where the end has no time of its own."""
 _DROPPED: Final = 1.0
 """Seconds, at most, that the end of an actor waits for its instance, which is dropped."""
 _ASYNC = int(MethodKind.ASYNC)
@@ -174,7 +172,7 @@ class ActorRunner(Linked, Movable):
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return self.process.loop.create_task(coroutine, context=self._context.copy())
 
-    async def stop(self, seconds: float = _TAKEN_IN) -> None:
+    async def stop(self, seconds: float) -> None:
         """Run the queued calls, refuse later ones, run ``__aexit__`` or ``close()``, and end the threads.
 
         Args:
@@ -199,7 +197,7 @@ class ActorRunner(Linked, Movable):
             await asyncio.wait([self._drained], timeout=patience)
         return self._drained.done()
 
-    async def _end(self, seconds: float = _TAKEN_IN) -> None:
+    async def _end(self, seconds: float = TAKEN_IN) -> None:
         await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
         steps = [_within(seconds, self.process.requests.delivered(self.process.sessions))]
         if kept := self._let_go():

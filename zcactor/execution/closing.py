@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.apart import bare
 from zcactor.execution.failure import log_failure
@@ -12,7 +12,12 @@ from zcactor.execution.failure import log_failure
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["close_instance"]
+__all__ = ["OF_AN_END", "TAKEN_IN", "close_instance"]
+
+TAKEN_IN: Final = 5.0
+"""Seconds that peers have to receive the last answers of an actor that stops while its program goes on."""
+OF_AN_END: Final = 0.2
+"""The share of the time of a program's end that they have: exit functions of the actor's process run behind that."""
 
 
 async def close_instance(

@@ -25,6 +25,7 @@ from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
+from zcactor.execution.closing import OF_AN_END
 from zcactor.interface import Interface, shown
 from zcactor.node.numeric_threads import follow_cpus, follow_environment, read_too_early
 from zcactor.objectstore.store import Store
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["ActorIdentity", "Worker", "become_worker", "flush_output", "serve"]
 
 logger = logging.getLogger("zcactor")
-_BEHIND_CLOSE = 0.2
-"""Share of the time of a program's end, for the steps of an actor behind its ``close()``."""
 _FIRST_LOOK, _LAST_LOOK = 0.1, 1.0
 """Seconds between two looks whether a process without an actor is needed: callers are told where the actor is now, and
 may be about to read its results."""
@@ -130,11 +129,11 @@ class Worker:
                 asked.blamed = label
             raise
 
-    async def stop(self, index: int) -> None:
-        """Run the queued calls, close the actor, forget it."""
+    async def stop(self, index: int, seconds: float) -> None:
+        """Run the queued calls, close the actor, forget it. Peers have `seconds` to receive its last answers."""
         host = self.process.hosts.by_index.get(index)
         if host is not None:
-            await host.stop()
+            await host.stop(seconds)
             self.process.hosts.by_index.pop(index, None)
             self.process.groups.actor_ended(host.info.actor_id, "it was stopped")
             self.process.graphs.actor_ended(host.info.actor_id, "it was stopped")
@@ -229,7 +228,7 @@ class Worker:
         self.process.unseen.close()
         self.process.leaving = True
         idle = [
-            self.process.loop.create_task(host.stop(grace * _BEHIND_CLOSE))
+            self.process.loop.create_task(host.stop(grace * OF_AN_END))
             for host in self.process.hosts.actors()
             if host.instance is not None and not host.busy
         ]
