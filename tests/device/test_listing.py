@@ -53,6 +53,7 @@ def add_cuda(root: Path, monkeypatch: pytest.MonkeyPatch, *uuids: str) -> None:
         "from types import SimpleNamespace\n"
         f"raw = {raw!r}\n"
         "def cuInit(flags): return (0,)\n"
+        "def cuDriverGetVersion(): return 0, 13000\n"
         "def cuDeviceGetCount(): return 0, len(raw)\n"
         "def cuDeviceGet(number): return 0, number\n"
         "def cuDeviceGetUuid(number): return 0, SimpleNamespace(bytes=raw[number])\n"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
-    "EVENT_NBYTES", "HANDLE_NBYTES", "PAGE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver", "GpuFacts", "MappedExtent",
-    "Refused",
+    "EVENT_NBYTES", "HANDLE_NBYTES", "LEGACY_STREAM", "PAGE_NBYTES", "PATTERNS", "THREAD_STREAM", "CudaCode",
+    "GpuDriver", "GpuFacts", "MappedExtent", "Refused",
 ]  # fmt: skip
 
 HANDLE_NBYTES: Final = 64
@@ -30,6 +30,11 @@ PAGE_NBYTES: Final = mmap.PAGESIZE
 """Bytes of a page of the host, of which `GpuDriver.dma_buf` takes whole ones."""
 PATTERNS: Final = (1, 2, 4, 8, 16)
 """Bytes that the pattern of a fill may have: those of all plain dtypes."""
+
+LEGACY_STREAM: Final = 1
+"""``CU_STREAM_LEGACY``: the default stream of a device, for a library that says which one it means."""
+THREAD_STREAM: Final = 2
+"""``CU_STREAM_PER_THREAD``: the default stream of the calling thread, so another one in each thread."""
 
 
 class CudaCode(IntEnum):
@@ -42,6 +47,7 @@ class CudaCode(IntEnum):
     INVALID_HANDLE = 400
     ILLEGAL_ADDRESS = 700
     NOT_SUPPORTED = 801
+    CAPTURE_UNSUPPORTED = 900
     UNKNOWN = 999
 
 
@@ -173,7 +179,7 @@ class GpuDriver(Protocol):
             row_nbytes: bytes of a row.
             strides: bytes from one row to the next, of destination and source; at least `row_nbytes`, or any for one
                 row.
-            stream: 0 for the device's default stream, or the result of `stream`.
+            stream: 0 or `LEGACY_STREAM` for the device's default stream, the result of `stream`, or `THREAD_STREAM`.
         """
 
     def fill(self, device: int, address: int, pattern: bytes, count: int, stream: int) -> None:
@@ -216,7 +222,7 @@ class GpuDriver(Protocol):
         """Make a stream, which runs beside all others."""
 
     def idle(self, device: int, stream: int) -> bool:
-        """Whether all work is done that was queued on the stream."""
+        """Whether all work is done that was queued on the stream. Errors are as for `done`."""
 
     def tell(self, device: int, stream: int, call: Callable[[], object]) -> None:
         """Have a thread call a function once all work is done that is queued on the stream now.
@@ -237,11 +243,16 @@ class GpuDriver(Protocol):
     def record(self, device: int, event: int, stream: int) -> None:
         """Let the event stand for everything that is queued on the stream now. Only in the process that made it."""
 
+    def record_all(self, device: int, event: int) -> None:
+        """Let the event stand for everything that this process has queued on the device now, on any stream. Only in the
+        process that made it. CUDA before 12.5 waits for that work instead."""
+
     def done(self, device: int, event: int) -> bool:
         """Whether the work is done that the event stands for; true for one that was never recorded.
 
         Raises:
-            DeviceError: fatal, where that work has broken the device's context.
+            DeviceError: fatal, where that work has broken the device's context. Any other error says nothing about the
+                work: it goes on, and the question is asked again.
         """
 
     def wait(self, device: int, stream: int, event: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from cuda.bindings import driver as bindings
 
 from zcactor.device.cuda import CudaGpuDriver
-from zcactor.device.driver import HANDLE_NBYTES, CudaCode, Refused
+from zcactor.device.driver import HANDLE_NBYTES, THREAD_STREAM, CudaCode, Refused
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.fake.memory import legacy_nbytes
 from zcactor.errors import DeviceError
@@ -170,7 +170,7 @@ class StandIn:
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
         engine, end = self.gpus._engines[self._now()], time.monotonic() + _PATIENCE
-        while engine.broken is None and not engine._closed and any(each.queue for each in engine._streams.values()):
+        while engine.broken is None and not engine._closed and any(each.queue for each in engine._all()):
             assert time.monotonic() < end, "the work of a GPU does not end"
             time.sleep(0.0005)  # CUDA waits here as well
         return (bindings.CUresult.CUDA_SUCCESS,)
@@ -313,8 +313,8 @@ class StandIn:
         return (bindings.CUresult.CUDA_SUCCESS,)
 
     def _stream(self, stream: int) -> int:
-        """The fake's number of a stream."""
-        return stream // _STREAM
+        """The fake's number of a stream. For CUDA, 0 is the calling thread's where ``cuda.bindings`` is told so."""
+        return stream // _STREAM if stream >= _STREAM else {0: THREAD_STREAM}.get(stream, stream)
 
     def _write(self, call: str, *arguments: Any) -> tuple[Any, ...]:
         self.calls.append((call, *arguments))
@@ -464,6 +464,10 @@ class StandIn:
 
     def cuEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:
         return self._only("record", self._now(), event, self._stream(stream))
+
+    def cuCtxRecordEvent(self, context: Any, event: int) -> tuple[Any, ...]:
+        assert self._version >= 12050, "the driver has no such call"
+        return self._only("record_all", int(context) - 1, event)
 
     def cuEventQuery(self, event: int) -> tuple[Any, ...]:
         return self._query("done", event)

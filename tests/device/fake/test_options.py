@@ -11,16 +11,16 @@ CALLS = frozenset({"copy", "create"})
 
 def test_the_defaults() -> None:
     assert FakeOptions.parse("", CALLS) == FakeOptions()
-    assert FakeOptions() == FakeOptions(1, 1 << 30, 0.0, 0, "all", "vmm", "ipc", True, True, True, "", 1)
+    assert FakeOptions() == FakeOptions(1, 1 << 30, 0.0, 0, "all", "vmm", "ipc", True, True, True, "", 1, 0.0)
 
 
 def test_all_of_them() -> None:
     text = (
         "devices=16, memory=3MiB,late=2.5,seed=-7,peer=none,export=legacy,events=none,readonly=no,dmabuf=no,waits=no,"
-        "fail=create:3"
+        "fail=create:3,refuse=0.25"
     )
     assert FakeOptions.parse(text, CALLS) == FakeOptions(
-        16, 3 << 20, 2.5, -7, "none", "legacy", "none", False, False, False, "create", 3
+        16, 3 << 20, 2.5, -7, "none", "legacy", "none", False, False, False, "create", 3, 0.25
     )
 
 
@@ -44,7 +44,7 @@ def test_failures() -> None:
         "nonsense=1", "devices", "devices=0", "devices=17", "devices=x", "devices=1,devices=2", "memory=0",
         "memory=1TiB", "memory=-1", "late=-1", "late=x", "late=nan", "seed=1.5", "peer=some", "export=fd",
         "events=yes", "readonly=maybe", "dmabuf=1", "waits=", "fail=drive", "fail=copy:0", "fail=copy:", "fail=copy:x",
-        "devices=²",
+        "devices=²", "refuse=1", "refuse=-0.1", "refuse=0.91", "refuse=yes",
     ],
 )  # fmt: skip
 def test_malformed_options(text: str) -> None:

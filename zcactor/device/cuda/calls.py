@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any, Final
 
-from zcactor.device.driver import GpuFacts, Refused
+from zcactor.device.driver import LEGACY_STREAM, GpuFacts, Refused
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 
 __all__ = ["CudaCalls", "bindings"]
@@ -16,6 +16,8 @@ _NO_DEVICE: Final = 100
 _FATAL: Final = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
 """Errors after which the context does no more work, by the documentation of ``CUresult``."""
 _NAME_NBYTES: Final = 256
+_CONTEXTS_SINCE: Final = 12050
+"""The driver's version from which on an event stands for all work of a context."""
 
 
 class CudaCalls:
@@ -35,6 +37,7 @@ class CudaCalls:
         self.contexts: Final[dict[int, Any]] = {}
         """The primary context of each device that was used, which other libraries of the process use, too."""
         _initialise(api)
+        self.version: Final[int] = self.ask("devices", -1, "cuDriverGetVersion")
         count = self.ask("devices", -1, "cuDeviceGetCount")
         self.devices: Final = [self.ask("devices", each, "cuDeviceGet", each) for each in range(count)]
 
@@ -120,6 +123,18 @@ class CudaCalls:
                 if device not in contexts:
                     contexts[device] = self.ask(call, device, "cuDevicePrimaryCtxRetain", self.devices[device])
         return contexts[device]
+
+    def record_all(self, device: int, event: int) -> None:
+        """Record an event of CUDA's behind all work of a GPU, whose context is current.
+
+        Raises:
+            DeviceError: CUDA refuses.
+        """
+        if self.version >= _CONTEXTS_SINCE:
+            self.ask("record_all", device, "cuCtxRecordEvent", self.contexts[device], event)
+        else:
+            self.ask("record_all", device, "cuCtxSynchronize")
+            self.ask("record_all", device, "cuEventRecord", event, LEGACY_STREAM)
 
     def attribute(self, device: int, name: str) -> int:
         """An attribute of a GPU, by its name without ``CU_DEVICE_ATTRIBUTE_``."""

@@ -50,6 +50,12 @@ class CudaEvents:
             raise Refused(CudaCode.INVALID_HANDLE, f"{event} is no event that was made for GPU {device}")
         self._cuda.ask("record", device, "cuEventRecord", event, stream)
 
+    def record_all(self, device: int, event: int) -> None:
+        """Let the event stand for everything that is queued on the device now."""
+        if self._check(event) != device:
+            raise Refused(CudaCode.INVALID_HANDLE, f"{event} is no event that was made for GPU {device}")
+        self._cuda.record_all(device, event)
+
     def done(self, device: int, event: int) -> bool:
         """Whether the work before the last record is done."""
         self._check(event)

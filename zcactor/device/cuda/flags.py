@@ -52,12 +52,14 @@ class CudaFlags:
         """The GPUs' address of each page."""
         self._unfinished: list[EventSlot] = []
         """Slots without an event, whose numbers a GPU will still write."""
-        self._passed: Final[dict[EventPage, dict[int, int]]] = {}
-        """For each page of another process an event of CUDA's behind the last wait on each stream."""
+        self._passed: Final[dict[EventPage, list[tuple[int, int]]]] = {}
+        """For each page of another process the events of CUDA's behind waits that may last, with their GPUs."""
         self._left: list[EventPage] = []
         """Pages of other processes that are closed when all streams have passed their waits."""
         self._probes: Final[dict[int, int]] = {}
         """An event of CUDA's for each device, which is never recorded: its state is that of the context."""
+        self._behind: Final[dict[int, tuple[int, int]]] = {}
+        """For each device a stream for what comes after all of its work, and an event of CUDA's for that work."""
         self._endings: Final = Endings(self._lose)
 
     # ---- events
@@ -135,10 +137,10 @@ class CudaFlags:
     def _close_left(self) -> None:
         left, self._left = self._left, []
         for page in left:
-            passed = self._passed.get(page, {})
-            if all(self._api.cuEventQuery(each)[0] == 0 for each in passed.values()):
+            passed = self._passed.get(page, [])
+            if all(self._has_passed(each) for _, each in passed):
                 self._endings.forget(page)
-                for each in self._passed.pop(page, {}).values():
+                for _, each in self._passed.pop(page, []):
                     self._api.cuEventDestroy(each)
                 self._api.cuMemHostUnregister(page.address)
                 del self._addresses[page]
@@ -156,18 +158,39 @@ class CudaFlags:
             DeviceError: the driver refuses.
         """
         with self._lock:
-            found = self._own(device, event)
-            if found.slot.finished < found.slot.recorded:  # the GPU writes there yet, maybe after a later record
-                self._give_back(found.slot)
-                found.slot = self._take()
-            slot = found.slot
-            number = slot.count()
-            address = self._reach(slot.page) + slot.done_nbytes
-            try:
-                self._cuda.ask("record", device, "cuStreamWriteValue64", stream, address, number, 0)
-            except BaseException:
-                slot.uncount()
-                raise
+            self._record(device, event, stream)
+
+    def record_all(self, device: int, event: int) -> None:
+        """Let the event stand for everything that is queued on the device now.
+
+        Raises:
+            Refused: it was not made here for this GPU.
+            DeviceError: the driver refuses.
+        """
+        with self._lock:
+            if device not in self._behind:
+                beside = self._api.CUstream_flags.CU_STREAM_NON_BLOCKING
+                stream = int(self._cuda.ask("record_all", device, "cuStreamCreate", beside))
+                untimed = int(self._api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+                self._behind[device] = stream, int(self._cuda.ask("record_all", device, "cuEventCreate", untimed))
+            stream, mark = self._behind[device]
+            self._cuda.record_all(device, mark)
+            self._cuda.ask("record_all", device, "cuStreamWaitEvent", stream, mark, 0)
+            self._record(device, event, stream)
+
+    def _record(self, device: int, event: int, stream: int) -> None:
+        found = self._own(device, event)
+        if found.slot.finished < found.slot.recorded:  # the GPU writes there yet, maybe after a later record
+            self._give_back(found.slot)
+            found.slot = self._take()
+        slot = found.slot
+        number = slot.count()
+        address = self._reach(slot.page) + slot.done_nbytes
+        try:
+            self._cuda.ask("record", device, "cuStreamWriteValue64", stream, address, number, 0)
+        except BaseException:
+            slot.uncount()
+            raise
 
     def done(self, device: int, event: int) -> bool:
         """Whether the work before the last record is done.
@@ -215,12 +238,19 @@ class CudaFlags:
                 self._endings.watch(slot.page)
 
     def _passes(self, device: int, page: EventPage, stream: int) -> None:
-        """Note that a stream will read the page."""
-        passed = self._passed.setdefault(page, {})
-        if stream not in passed:
+        """Note that a stream will read the page. A handle does not tell streams apart, so each wait has an event, which
+        is used again once the wait has ended."""
+        passed = self._passed.setdefault(page, [])
+        event = next((each for index, each in passed if index == device and self._has_passed(each)), None)
+        if event is None:
             flags = int(self._api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-            passed[stream] = int(self._cuda.ask("wait", device, "cuEventCreate", flags))
-        self._cuda.ask("wait", device, "cuEventRecord", passed[stream], stream)
+            event = int(self._cuda.ask("wait", device, "cuEventCreate", flags))
+            passed.append((device, event))
+        self._cuda.ask("wait", device, "cuEventRecord", event, stream)
+
+    def _has_passed(self, event: int) -> bool:
+        """Whether the wait before an event of CUDA's has certainly ended."""
+        return not self._api.cuEventQuery(event)[0]
 
     def is_lost(self, event: int) -> bool:
         """Whether the event's process ended before the work was done.
@@ -274,16 +304,20 @@ class CudaFlags:
         self._endings.close()
         with self._lock:
             for passed in self._passed.values():
-                for each in passed.values():
+                for _, each in passed:
                     self._api.cuEventDestroy(each)
             for probe in self._probes.values():
                 self._api.cuEventDestroy(probe)
+            for stream, mark in self._behind.values():
+                self._api.cuStreamDestroy(stream)
+                self._api.cuEventDestroy(mark)
             for page in self._addresses:
                 self._api.cuMemHostUnregister(page.address)
             for page in self._left:
                 page.close()
             self._passed.clear()
             self._probes.clear()
+            self._behind.clear()
             self._addresses.clear()
             self._events.clear()
             self._left.clear()

@@ -16,7 +16,15 @@ from zcactor.device.cuda.calls import CudaCalls, bindings
 from zcactor.device.cuda.events import CudaEvents
 from zcactor.device.cuda.flags import CudaFlags
 from zcactor.device.cuda.handles import CudaHandles
-from zcactor.device.driver import PAGE_NBYTES, PATTERNS, CudaCode, GpuFacts, MappedExtent
+from zcactor.device.driver import (
+    LEGACY_STREAM,
+    PAGE_NBYTES,
+    PATTERNS,
+    THREAD_STREAM,
+    CudaCode,
+    GpuFacts,
+    MappedExtent,
+)
 from zcactor.errors import DeviceError, DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -24,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaGpuDriver"]
 
-_LEGACY_STREAMS: Final = frozenset({1, 2})
-"""``CU_STREAM_LEGACY`` and ``CU_STREAM_PER_THREAD``."""
 _WAITS_SINCE: Final = 12000
 """The driver's version from which on streams write and wait for numbers without a setting of the system."""
 
@@ -82,8 +88,7 @@ class CudaGpuDriver:
         fds = all(self._cuda.has(index, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED") for index in range(count))
         self.exporting: Literal["vmm", "legacy", "none"] = "vmm" if fds else "none"
         self._handles: Final = CudaHandles(cuda)
-        version = self._cuda.ask("devices", -1, "cuDriverGetVersion")
-        self.shared_events: bool = version >= _WAITS_SINCE and all(
+        self.shared_events: bool = cuda.version >= _WAITS_SINCE and all(
             self._cuda.has(index, "CAN_USE_64_BIT_STREAM_MEM_OPS") for index in range(count)
         )
         self._state: Final = _State(cuda, CudaFlags(cuda) if self.shared_events else CudaEvents(cuda))
@@ -297,7 +302,7 @@ class CudaGpuDriver:
             if rows < 0 or row_nbytes < 0 or (rows > 1 and min(strides) < row_nbytes):
                 reason = f"{rows} rows of {row_nbytes} bytes, {strides} bytes apart"
                 raise DeviceError("copy", CudaCode.INVALID_VALUE, device, False, reason)
-            self._check_stream("copy", device, stream)
+            stream = self._stream("copy", device, stream)
             if not rows or not row_nbytes:
                 return
             if rows == 1 or strides == (row_nbytes, row_nbytes):
@@ -320,7 +325,7 @@ class CudaGpuDriver:
             if width not in PATTERNS or count < 0 or address % min(width, 4):
                 reason = f"a pattern of {width} bytes, {count} times at {address:#x}"
                 raise DeviceError("fill", CudaCode.INVALID_VALUE, device, False, reason)
-            self._check_stream("fill", device, stream)
+            stream = self._stream("fill", device, stream)
             if not count:
                 return
             part = min(width, 4)
@@ -387,12 +392,14 @@ class CudaGpuDriver:
 
     # ---- order
 
-    def _check_stream(self, call: str, device: int, stream: int) -> None:
-        """Check a stream before CUDA takes it for a pointer. One of another library is taken as it is."""
+    def _stream(self, call: str, device: int, stream: int) -> int:
+        """The stream as CUDA takes it, for which 0 may be the default stream of the thread. One of another library is
+        taken as it is."""
         owner = self._state.streams.get(stream, device)
-        if owner != device or stream < 0 or (stream % 8 and stream not in _LEGACY_STREAMS):
-            reason = f"{stream} is no stream of GPU {device}"
+        if owner != device or stream < 0 or (stream % 8 and stream not in {LEGACY_STREAM, THREAD_STREAM}):
+            reason = f"{stream} is no stream of GPU {device}"  # CUDA would take it for a pointer
             raise DeviceError(call, CudaCode.INVALID_HANDLE, device, False, reason)
+        return stream or LEGACY_STREAM
 
     def stream(self, device: int) -> int:
         with self._cuda.current("stream", device):
@@ -403,12 +410,12 @@ class CudaGpuDriver:
 
     def idle(self, device: int, stream: int) -> bool:
         with self._cuda.current("idle", device):
-            self._check_stream("idle", device, stream)
+            stream = self._stream("idle", device, stream)
             return self._cuda.is_ready("idle", device, "cuStreamQuery", stream)
 
     def tell(self, device: int, stream: int, call: Callable[[], object]) -> None:
         with self._cuda.current("tell", device):
-            self._check_stream("tell", device, stream)
+            stream = self._stream("tell", device, stream)
             told.queue(self._cuda, device, stream, call)
 
     def end_stream(self, device: int, stream: int) -> None:
@@ -429,8 +436,12 @@ class CudaGpuDriver:
 
     def record(self, device: int, event: int, stream: int) -> None:
         with self._cuda.current("record", device):
-            self._check_stream("record", device, stream)
+            stream = self._stream("record", device, stream)
             self._state.events.record(device, event, stream)
+
+    def record_all(self, device: int, event: int) -> None:
+        with self._cuda.current("record_all", device):
+            self._state.events.record_all(device, event)
 
     def done(self, device: int, event: int) -> bool:
         with self._cuda.named("done", device):
@@ -438,7 +449,7 @@ class CudaGpuDriver:
 
     def wait(self, device: int, stream: int, event: int) -> None:
         with self._cuda.current("wait", device):
-            self._check_stream("wait", device, stream)
+            stream = self._stream("wait", device, stream)
             self._state.events.wait(device, event, stream)
 
     def export_event(self, device: int, event: int) -> bytes:

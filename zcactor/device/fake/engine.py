@@ -31,7 +31,7 @@ class _Operation:
     """Whether it touches memory: this alone begins late, and may break the context."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Stream:
     random: random.Random
     queue: deque[_Operation] = field(default_factory=deque)
@@ -39,7 +39,13 @@ class _Stream:
     """The time at which the first of the queue may begin."""
     held: Callable[[], bool] | None = None
     """Nothing of it begins until this is true; None for a stream that nobody holds."""
-    ended: bool = False
+    queued: int = 0
+    """Number of operations that were ever queued."""
+
+    @property
+    def done(self) -> int:
+        """Number of operations that were done."""
+        return self.queued - len(self.queue)
 
     def may_begin(self) -> bool:
         """Whether the first of the queue waits for nothing but its time."""
@@ -63,7 +69,13 @@ class FakeEngine:
         self._options: Final = options
         self._changed: Final = threading.Condition()
         self._streams: dict[int, _Stream] = {0: self._stream(0)}
-        self._next = 1
+        self._ended: list[_Stream] = []
+        """Streams without a number, whose work is not done."""
+        self._behind = self._stream(-1)
+        """The stream of what comes after the work of all others, which no call names."""
+        self._free: list[int] = []
+        """Numbers of streams that were given up. As CUDA does, the last one is handed out again at once, also while the
+        work of that stream goes on."""
         self._works = 0
         self._runs = False
         """Whether an operation runs now."""
@@ -78,7 +90,7 @@ class FakeEngine:
     def add_stream(self) -> int:
         """Make a stream. Returns its number among those of the GPU."""
         with self._changed:
-            number, self._next = self._next, self._next + 1
+            number = self._free.pop() if self._free else len(self._streams)
             self._streams[number] = self._stream(number)
             return number
 
@@ -86,13 +98,14 @@ class FakeEngine:
         """Give up a stream; its queue is still done."""
         with self._changed:
             stream = self._find(number)
-            stream.ended = True
-            if not stream.queue:
-                del self._streams[number]
+            del self._streams[number]
+            self._free.append(number)
+            if stream.queue:
+                self._ended.append(stream)
 
     def _find(self, number: int) -> _Stream:
         stream = self._streams.get(number)
-        if stream is None or stream.ended:
+        if stream is None:
             raise Refused(CudaCode.INVALID_HANDLE, f"there is no stream {number}")
         return stream
 
@@ -132,7 +145,10 @@ class FakeEngine:
     def rests(self) -> bool:
         """Whether nothing runs, and all that is queued waits for something else than its time."""
         with self._changed:
-            return not self._runs and not any(stream.may_begin() for stream in self._streams.values())
+            return not self._runs and not any(stream.may_begin() for stream in self._all())
+
+    def _all(self) -> list[_Stream]:
+        return [*self._streams.values(), *self._ended, self._behind]
 
     def submit(
         self, number: int, run: Callable[[], object], ready: Callable[[], bool] | None = None, *, is_work: bool = False
@@ -149,14 +165,24 @@ class FakeEngine:
             Refused: there is no such stream.
         """
         with self._changed:
-            stream = self._find(number)
-            stream.queue.append(_Operation(run, ready, is_work))
-            if len(stream.queue) == 1:
-                self._due(stream)
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name=f"zcactor-gpu{self._device}", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            self._queue(self._find(number), _Operation(run, ready, is_work))
+
+    def submit_behind(self, run: Callable[[], object]) -> None:
+        """Queue an operation that begins when all is done that is queued now, on any stream."""
+        with self._changed:
+            before = [(stream, stream.queued) for stream in self._all() if stream is not self._behind]
+            ready = lambda: all(stream.done >= queued for stream, queued in before)  # noqa: E731
+            self._queue(self._behind, _Operation(run, ready, is_work=False))
+
+    def _queue(self, stream: _Stream, operation: _Operation) -> None:
+        stream.queue.append(operation)
+        stream.queued += 1
+        if len(stream.queue) == 1:
+            self._due(stream)
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name=f"zcactor-gpu{self._device}", daemon=True)
+            self._thread.start()
+        self._changed.notify()
 
     def _due(self, stream: _Stream) -> None:
         stream.due = time.monotonic()
@@ -166,11 +192,10 @@ class FakeEngine:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (chosen := self._choose()) is None:
+                while (stream := self._choose()) is None:
                     if self._closed:
                         return
                     self._changed.wait(self._pause())
-                number, stream = chosen
                 self._runs = True
             operation = stream.queue[0]
             try:
@@ -180,7 +205,7 @@ class FakeEngine:
             except Refused as error:
                 with self._changed:
                     self.broken, self._runs = error, False
-                    for each in self._streams.values():
+                    for each in self._all():
                         each.queue.clear()
                 continue
             with self._changed:
@@ -188,43 +213,35 @@ class FakeEngine:
                 stream.queue.popleft()
                 if stream.queue:
                     self._due(stream)
-                elif stream.ended:
-                    del self._streams[number]
+                elif stream in self._ended:
+                    self._ended.remove(stream)
 
     def _count(self) -> None:
         self._works += 1
         if self._works == self._options.breaks_at:
             raise Refused(CudaCode.ILLEGAL_ADDRESS, "the option fail=fatal broke the context")
 
-    def _choose(self) -> tuple[int, _Stream] | None:
+    def _choose(self) -> _Stream | None:
         """The stream whose first operation may begin, and is due longest."""
         if self.broken is not None or self._closed:
             return None
         now = time.monotonic()
-        able = [
-            (stream.due, number)
-            for number, stream in self._streams.items()
-            if stream.queue and stream.due <= now and stream.may_begin()
-        ]
-        if not able:
-            return None
-        _, number = min(able)
-        return number, self._streams[number]
+        able = [each for each in self._all() if each.queue and each.due <= now and each.may_begin()]
+        return min(able, key=lambda stream: stream.due, default=None)
 
     def _pause(self) -> float | None:
         """Seconds until there may be something to do; None for until it is told."""
         if self.broken is not None:
             return None
         now = time.monotonic()
-        times = [stream.due - now for stream in self._streams.values() if stream.queue]
+        times = [stream.due - now for stream in self._all() if stream.queue]
         return max(min(times), _POLL) if times else None
 
     def close(self) -> None:
         """End the thread after the operation that it is at; the others are dropped. Idempotent."""
         with self._changed:
             self._closed = True
-            for stream in self._streams.values():
-                stream.ended = True
+            self._streams.clear()
             self._changed.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import socket
 import threading
 import uuid
@@ -14,7 +15,16 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from zcactor.device.driver import PATTERNS, CudaCode, GpuDriver, GpuFacts, MappedExtent, Refused
+from zcactor.device.driver import (
+    LEGACY_STREAM,
+    PATTERNS,
+    THREAD_STREAM,
+    CudaCode,
+    GpuDriver,
+    GpuFacts,
+    MappedExtent,
+    Refused,
+)
 from zcactor.device.fake.engine import FakeEngine
 from zcactor.device.fake.events import FakeEvents
 from zcactor.device.fake.memory import GRANULARITY, FakeMemory
@@ -31,6 +41,10 @@ __all__ = ["CALLS", "FakeGpuDriver", "host_uuids"]
 
 CALLS: Final = frozenset(name for name in vars(GpuDriver) if not name.startswith("_"))
 """The calls of the driver, each of which the option ``fail`` can make fail."""
+_QUERIES: Final = frozenset({"done", "idle"})
+"""The calls that the option ``refuse`` makes fail."""
+_MOMENTARY: Final = (CudaCode.CAPTURE_UNSUPPORTED, CudaCode.INVALID_HANDLE, CudaCode.OUT_OF_MEMORY)
+"""Errors by which CUDA refuses to answer, while the work goes on."""
 _STREAMS: Final = 1 << 32
 """Streams and devices are one number: device times this, and the stream's number in its engine. 0 is each device's
 default stream."""
@@ -67,6 +81,9 @@ class FakeGpuDriver:
         self._engines: Final = [FakeEngine(index, self._options) for index in range(len(self._numbers))]
         self._lock: Final = threading.Lock()
         self._calls_left = 0 if self._options.fail not in CALLS else self._options.fail_at
+        self._refusals: Final = random.Random(f"{self._options.seed}/refusals")
+        self._local: Final = threading.local()
+        """The default streams of each thread."""
         self._pid: Final = os.getpid()
         self.close: Final = weakref.finalize(self, _end, self._pid, self._engines, self._memory, self._events)
         """End all streams, and give all memory back. Idempotent."""
@@ -85,6 +102,11 @@ class FakeGpuDriver:
                 self._calls_left -= 1
                 if not self._calls_left:
                     raise DeviceError(name, CudaCode.UNKNOWN, device, False, "the option fail made it fail")
+        if self._options.refuse and name in _QUERIES:
+            with self._lock:
+                refused, code = self._refusals.random() < self._options.refuse, self._refusals.choice(_MOMENTARY)
+            if refused:
+                raise DeviceError(name, code, device, False, "the option refuse made it fail for now")
         try:
             yield
         except Refused as error:
@@ -217,6 +239,13 @@ class FakeGpuDriver:
     # ---- order
 
     def _stream(self, device: int, stream: int) -> int:
+        if stream == LEGACY_STREAM:
+            return 0
+        if stream == THREAD_STREAM:
+            own = vars(self._local).setdefault("streams", {})
+            if device not in own:
+                own[device] = self._engines[device].add_stream()
+            return int(own[device])
         of, number = divmod(stream, _STREAMS)
         if stream and of != device + 1:
             raise Refused(CudaCode.INVALID_HANDLE, f"{stream} is no stream of GPU {device}")
@@ -254,6 +283,12 @@ class FakeGpuDriver:
             self._engines[device].check(number)
             count = events.begin(event)
             self._engines[device].submit(number, lambda: events.finish(event, count))
+
+    def record_all(self, device: int, event: int) -> None:
+        with self._call("record_all", device):
+            events = self._events
+            count = events.begin(event)
+            self._engines[device].submit_behind(lambda: events.finish(event, count))
 
     def done(self, device: int, event: int) -> bool:
         with self._call("done", device):

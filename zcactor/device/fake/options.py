@@ -34,6 +34,7 @@ class FakeOptions:
         waits: False lets waits of streams do nothing: a test of order must fail then, or it tests nothing.
         fail: the call that fails, once; ``fatal`` for a copy or fill that breaks the context. Empty for no failure.
         fail_at: the number of that call among its kind, from 1.
+        refuse: the part of all questions whether work is done that are not answered, from 0 to 0.9, by `seed`.
     """
 
     devices: int = 1
@@ -48,6 +49,7 @@ class FakeOptions:
     waits: bool = True
     fail: str = ""
     fail_at: int = 1
+    refuse: float = 0.0
 
     @classmethod
     def parse(cls, text: str, calls: frozenset[str]) -> FakeOptions:
@@ -110,6 +112,10 @@ def _milliseconds(value: str) -> _Read:
     return {"late": float(value)} if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value, re.ASCII) else None
 
 
+def _part(value: str) -> _Read:
+    return {"refuse": float(value)} if re.fullmatch(r"0(\.\d{1,6})?", value, re.ASCII) and float(value) <= 0.9 else None
+
+
 def _failure(value: str) -> _Read:
     if not value:
         return {"fail": ""}
@@ -127,6 +133,7 @@ _READERS: Final[dict[str, Callable[[str], _Read]]] = {
     "events": _one_of("events", "ipc", "none"),
     "readonly": _yes("readonly"),
     "dmabuf": _yes("dmabuf"),
+    "refuse": _part,
     "waits": _yes("waits"),
     "fail": _failure,
 }
@@ -140,6 +147,7 @@ _MEANINGS: Final = {
     "events": "ipc, none (ipc): whether other processes can open events",
     "readonly": "yes, no (yes): whether a mapping without write access refuses writes",
     "dmabuf": "yes, no (yes): whether network cards can register memory",
+    "refuse": "0 to 0.9 (0): the part of all questions whether work is done that are not answered for now",
     "waits": "yes, no (yes): no lets the waits of streams do nothing",
     "fail": "call[:n], fatal[:n] (): the n-th call of that name fails; the n-th copy or fill breaks the context",
 }

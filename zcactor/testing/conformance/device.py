@@ -11,12 +11,21 @@ import mmap
 import os
 import queue
 import random
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 
-from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES, PAGE_NBYTES, PATTERNS, CudaCode, GpuDriver
+from zcactor.device.driver import (
+    EVENT_NBYTES,
+    HANDLE_NBYTES,
+    PAGE_NBYTES,
+    PATTERNS,
+    THREAD_STREAM,
+    CudaCode,
+    GpuDriver,
+)
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, until_done, write
 
@@ -359,6 +368,31 @@ class GpuDriverSuite:
             peer.call("wait", 0, 0, opened)
             assert peer.call("read", 0, there, 1000) == bytes((byte,)) * 1000
         assert peer.call("done", 0, opened)
+
+    def test_an_event_behind_all_work(self, driver: GpuDriver) -> None:
+        address, streams = mapped(driver, 0, driver.granularity), [driver.stream(0) for _ in range(4)]
+        event, *ended, last = driver.event(0), *streams
+        for number, stream in enumerate([*ended, THREAD_STREAM, 0]):
+            driver.fill(0, address + number * 1000, b"n", 1000, stream)
+        for stream in ended:
+            driver.end_stream(0, stream)
+        driver.record_all(0, event)
+        driver.wait(0, last, event)
+        assert read(driver, 0, address, 5000, last) == b"n" * 5000
+
+    def test_each_thread_has_a_default_stream(self, driver: GpuDriver) -> None:
+        address, event = mapped(driver, 0, driver.granularity), driver.event(0)
+
+        def other() -> None:
+            for byte in b"abc":
+                driver.fill(0, address, bytes((byte,)), 1 << 20, THREAD_STREAM)
+            driver.record(0, event, THREAD_STREAM)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        driver.wait(0, THREAD_STREAM, event)
+        assert read(driver, 0, address, 1 << 20, THREAD_STREAM) == b"c" * (1 << 20)
 
     def test_an_event_is_opened_elsewhere_only(self, driver: GpuDriver) -> None:
         event = driver.event(0)
