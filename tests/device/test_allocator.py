@@ -53,7 +53,7 @@ def test_arrays_lie_in_the_store(cupy: Any) -> None:
             with allocates_for_cupy(store.gpus):
                 array = cupy.empty(shape, "f4")
             assert array.data.ptr % 256 == 0 and array.shape == shape
-            assert block_of(store, array) is array.data.mem._owner
+            assert block_of(store, array) is array.data.mem._owner.holder
         assert store.used == 256  # of the last one
         view = array[None]
         del array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.device.helpers import NEVER, held, settle
-from zcactor.device.events import EventPool, Moment, ordered, pending
+from zcactor.device.events import OTHERS, EventPool, Moment, ordered, pending
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.errors import DeviceError
 from zcactor.testing.device_peer import finish, mapped, read, until_done
@@ -70,5 +70,5 @@ def test_failures_lose_no_event(fail: str) -> None:
 def test_a_moment_of_another_process_keeps_its_event() -> None:
     driver = FakeGpuDriver()
     event = driver.event(0)
-    Moment(None, driver, 0, event, -1)
+    Moment(None, driver, 0, event, OTHERS)
     assert driver.done(0, event)

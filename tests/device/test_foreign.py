@@ -115,5 +115,5 @@ def test_a_copy_is_queued_on_the_librarys_stream() -> None:
             assert known is not None
             holder: Any = known.array.holder
             copied = holder.copied(known.array)
-            assert [each.stream for each in copied.holder.work.writes()] == [stream.ptr]
+            assert [each.lane for each in copied.holder.work.writes()] == [stream.lane]
         assert (seen(copied) == ord("a")).all()

@@ -164,7 +164,7 @@ def test_memory_is_used_again_after_the_librarys_work(name: str) -> None:
             del _, array
             gc.collect()
             after = gpu.arena.allocate(100).after
-            assert [each.stream for each in after] == [stream.ptr]
+            assert [each.lane for each in after] == [stream.lane]
 
 
 def test_later_work_comes_after_the_librarys() -> None:
@@ -176,7 +176,7 @@ def test_later_work_comes_after_the_librarys() -> None:
         assert array.holder.work.writes() == []
         with held(store.driver, stream.ptr):
             gpu.driver.fill(0, array.address, b"a", 100, stream.ptr)
-            assert [each.stream for each in array.holder.work.writes()] == [stream.ptr]
+            assert [each.lane for each in array.holder.work.writes()] == [stream.lane]
 
 
 def test_the_librarys_work_comes_after_earlier_work() -> None:

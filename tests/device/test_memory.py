@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.device.helpers import NEVER, array_on, held, opened
-from zcactor.device.events import Moment
+from zcactor.device.events import OTHERS, Moment
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.errors import ObjectLost, OutOfMemory
@@ -64,7 +64,7 @@ def test_a_wait_ends_when_the_other_process_has_ended() -> None:
         there, event = peer.call("mapped", 0, FakeGpuDriver.granularity), peer.call("event", 0)
         peer.call("fill", 0, there, b"a", 1, 0)
         peer.call("record", 0, event, 0)
-        moment = Moment(None, driver, 0, driver.open_event(0, peer.call("export_event", 0, event)), -1)
+        moment = Moment(None, driver, 0, driver.open_event(0, peer.call("export_event", 0, event)), OTHERS)
         assert not moment.done() and not moment.is_lost()
         peer.kill()
         with pytest.raises(ObjectLost, match="compute the value again"):

@@ -73,7 +73,7 @@ def wrong_arrays(seed: int, options: str, *, hold: bool) -> int:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_byte_is_wrong(seed: int) -> None:
     assert wrong_arrays(seed, f"late=3,seed={seed}", hold=False) == 0
-    assert wrong_arrays(seed, "", hold=True) == 0
+    assert wrong_arrays(seed, f"refuse=0.2,seed={seed}", hold=True) == 0
 
 
 def test_without_waits_all_runs_go_wrong() -> None:

@@ -58,14 +58,14 @@ async def test_work_of_libraries_is_waited_for() -> None:
     driver = FakeGpuDriver()
     tending, pool, arena = Tending(asyncio.get_running_loop()), EventPool(driver, 0), DeviceArena(driver, 0, None, 0)
     address, called, work = mapped(driver, 0, driver.granularity), list[str](), Work()
-    work.give(pool, 0)
+    work.give(pool, 0, None, work)
     with held(driver):
         driver.fill(0, address, b"a", 1, 0)
         tending.when_done(work, lambda: called.append("late"))
         tending.when_done([], lambda: called.append("at once"))
         offset, _, _ = arena.allocate(10)
         arena.give_back(offset, work)
-        assert [each.stream for each in arena.allocate(10).after] == [0]
+        assert [each.lane for each in arena.allocate(10).after] == [0]
         await until(lambda: called, "it has looked once")
         assert called == ["at once"]
     await until(lambda: len(called) == 2, "both are called")

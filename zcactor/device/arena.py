@@ -152,14 +152,21 @@ class DeviceArena:
 
     def _settle(self) -> None:
         """Free what was given back. Called under the lock."""
-        while self._freed:
-            offset, after = self._freed.popleft()
-            moments = moments_of(after)
+        for _ in range(len(self._freed)):
+            offset, after = self._freed[0]
             extent = self._around(offset)
+            try:
+                waiting = pending(moments_of(after))
+                extent.used_by = [each for each in extent.used_by if pending(each[2])]
+            except DeviceError as error:
+                if not error.fatal:  # the driver is asked again
+                    self._freed.rotate(-1)
+                    continue
+                waiting = []  # a broken context does no work any more
+                extent.used_by.clear()
+            self._freed.popleft()
             inside, before = offset - extent.offset, extent.heap.used
             extent.heap.free(inside)
-            waiting = pending(moments)
-            extent.used_by = [each for each in extent.used_by if pending(each[2])]
             if waiting:
                 extent.used_by.append((inside, inside + before - extent.heap.used, waiting))
 
@@ -288,9 +295,14 @@ class DeviceArena:
         """
         with self._lock:
             self._settle()
-            more = self._trim(self._keep_nbytes)
-        # Work that broke the context may have left no event to ask.
-        self._driver.idle(self._device, 0)
+            more = self._trim(self._keep_nbytes) or bool(self._freed)
+            is_used = bool(self._reservations)
+        if is_used:  # work that broke the context may have left no event to ask
+            try:
+                self._driver.idle(self._device, 0)
+            except DeviceError as error:
+                if error.fatal:
+                    raise
         return more
 
     def _trim(self, keep: int) -> bool:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+from zcactor.device.driver import LEGACY_STREAM
+from zcactor.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zcactor.device.driver import GpuDriver
 
-__all__ = ["EventKeeper", "EventPool", "Moment", "ordered", "pending"]
+__all__ = [
+    "DEFAULT", "EVERYWHERE", "OTHERS", "PATIENCE", "EventKeeper", "EventPool", "Moment", "lanes", "ordered", "pending",
+]  # fmt: skip
+
+DEFAULT: Final = 0
+"""The lane of each GPU's default stream."""
+EVERYWHERE: Final = -1
+"""The lane of work on a stream that nobody here keeps, or on several."""
+OTHERS: Final = -2
+"""The lane of another process's work."""
+lanes: Final = itertools.count(1)
+"""The lanes of streams that the program makes."""
+PATIENCE: Final = 60.0
+"""Seconds for which a driver may refuse to say whether work is done, as it does while a program captures a graph."""
 
 
 class EventKeeper(Protocol):
@@ -18,6 +37,9 @@ class EventKeeper(Protocol):
 
     def take_back(self, event: int) -> None:
         """Take back an event whose moment was dropped."""
+
+    def lane(self, stream: int) -> int:
+        """The lane of a stream, by its handle; see `EventPool.lane`."""
 
 
 class Moment:
@@ -28,26 +50,38 @@ class Moment:
         driver: the driver.
         device: the GPU that the event belongs to here.
         event: the recorded event.
-        stream: the stream; -1 for one of another process.
+        lane: the lane of the stream; `OTHERS` for one of another process.
     """
 
-    __slots__ = ("__weakref__", "_done", "_pool", "device", "driver", "event", "stream")
+    __slots__ = ("__weakref__", "_done", "_pool", "_refused_at", "device", "driver", "event", "lane")
 
-    def __init__(self, pool: EventKeeper | None, driver: GpuDriver, device: int, event: int, stream: int) -> None:
+    def __init__(self, pool: EventKeeper | None, driver: GpuDriver, device: int, event: int, lane: int) -> None:
         self._pool = pool
         self._done = False
+        self._refused_at = 0.0
+        """The time since which the driver does not say whether the work is done; 0 where it does."""
         self.driver: Final = driver
         self.device: Final = device
         self.event: Final = event
-        self.stream: Final = stream
+        self.lane: Final = lane
 
     def done(self) -> bool:
-        """Whether the work is done. The driver is asked until it is.
+        """Whether the work is known to be done. The driver is asked until it is: errors that are not fatal say nothing
+        about the work.
 
         Raises:
-            DeviceError: that work, or other work, has broken the GPU's context.
+            DeviceError: that work, or other work, has broken the GPU's context; or the driver has refused to answer for
+                `PATIENCE` seconds.
         """
-        self._done = self._done or self.driver.done(self.device, self.event)
+        if not self._done:
+            try:
+                self._done = self.driver.done(self.device, self.event)
+                self._refused_at = 0.0
+            except DeviceError as error:
+                now = time.monotonic()
+                self._refused_at = self._refused_at or now
+                if error.fatal or now - self._refused_at > PATIENCE:
+                    raise
         return self._done
 
     def order(self, device: int, stream: int) -> None:
@@ -56,12 +90,13 @@ class Moment:
         Raises:
             DeviceError: the driver refuses.
         """
-        if not (self.stream == stream and self.device == device) and not self.done():
+        in_turn = self._pool is not None and self.device == device and self.lane == self._pool.lane(stream) >= DEFAULT
+        if not in_turn and not self.done():
             self.driver.wait(device, stream, self.event)
 
     def is_lost(self) -> bool:
         """Whether the process that would do the work has ended before."""
-        return not self._done and self.stream == -1 and self.driver.event_is_lost(self.device, self.event)
+        return not self._done and self.lane == OTHERS and self.driver.event_is_lost(self.device, self.event)
 
     def __del__(self) -> None:
         if self._pool is not None:
@@ -83,8 +118,37 @@ class EventPool:
         self._driver: Final = driver
         self._device: Final = device
         self._free: deque[int] = deque()
+        self._lanes: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
+        """The program's streams, by their handles."""
         self.made = 0
         """Number of events that were made."""
+
+    def keep(self, stream: int, keeper: Any) -> None:
+        """Note that a stream of the program has a lane of its own. A driver hands out the handle of a stream that has
+        ended again, so handles do not tell streams apart.
+
+        Args:
+            stream: the handle.
+            keeper: ends the stream; its ``lane`` is one of `lanes`.
+        """
+        self._lanes[stream] = keeper
+
+    def leave(self, stream: int, keeper: Any) -> None:
+        """Undo `keep`, before the driver may hand the handle out again."""
+        if self._lanes.get(stream) is keeper:
+            del self._lanes[stream]
+
+    def keeper(self, stream: int) -> Any:
+        """The object that keeps a stream of the program, by its handle; None for another stream."""
+        return self._lanes.get(stream)
+
+    def lane(self, stream: int) -> int:
+        """The lane of a stream, by its handle: a number that no other stream ever has. `EVERYWHERE` for one of another
+        library, which may have ended, and another have its handle by now."""
+        keeper = self._lanes.get(stream)
+        if keeper is not None:
+            return int(keeper.lane)
+        return DEFAULT if stream in {0, LEGACY_STREAM} else EVERYWHERE
 
     def record(self, stream: int) -> Moment:
         """Record an event on a stream.
@@ -92,17 +156,32 @@ class EventPool:
         Raises:
             DeviceError: the driver refuses. No event is lost.
         """
-        moment = Moment(self, self._driver, self._device, self._take(), stream)
+        moment = Moment(self, self._driver, self._device, self._take(), self.lane(stream))
         self._driver.record(self._device, moment.event, stream)
         return moment
 
-    def is_idle(self, stream: int) -> bool:
-        """Whether all work is done that was queued on a stream.
+    def record_all(self) -> Moment:
+        """Record an event behind all that this process has queued on the GPU, on whichever stream.
 
         Raises:
-            DeviceError: the context is broken, or there is no such stream.
+            DeviceError: the driver refuses. No event is lost.
         """
-        return self._driver.idle(self._device, stream)
+        moment = Moment(self, self._driver, self._device, self._take(), EVERYWHERE)
+        self._driver.record_all(self._device, moment.event)
+        return moment
+
+    def is_idle(self, stream: int) -> bool:
+        """Whether all work is known to be done that was queued on a stream.
+
+        Raises:
+            DeviceError: the context is broken.
+        """
+        try:
+            return self._driver.idle(self._device, stream)
+        except DeviceError as error:
+            if error.fatal:
+                raise
+            return False
 
     def _take(self) -> int:
         while True:

@@ -100,6 +100,6 @@ def known_array(devices: DeviceStore, value: Any) -> Known | None:
             return None
         holder = Outside(devices.gpus[owner[0]], found)
     elif found.stream is not None:
-        kept = found.stream_kept or holder.gpu.streams.get(found.stream)
-        holder.work.give(holder.gpu.events, found.stream, kept)
+        pool = holder.gpu.events
+        holder.work.give(pool, found.stream, found.stream_kept or pool.keeper(found.stream), pool)
     return Known(array_over(holder, found.address, found.shape, found.dtype, found.strides), found.library)

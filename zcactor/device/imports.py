@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from zcactor.device.events import Moment
+from zcactor.device.events import EVERYWHERE, OTHERS, Moment
 from zcactor.errors import DeviceError, ProtocolError
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ class _Opened:
 
     def take_back(self, event: int) -> None:
         """Do nothing: the event stays open."""
+
+    def lane(self, stream: int) -> int:
+        """No stream of this process has the work."""
+        return EVERYWHERE
 
     def __del__(self) -> None:
         event = getattr(self, "event", None)
@@ -207,7 +211,7 @@ class Imports:
         opened = events.get(exported)
         if opened is None:
             opened = events[exported] = _Opened(gpu, exported)
-        return Moment(opened, gpu.driver, opened.gpu.index, opened.event, -1)
+        return Moment(opened, gpu.driver, opened.gpu.index, opened.event, OTHERS)
 
     def forget(self, owner: bytes) -> None:
         """Forget an owner that has ended. Extents and events that arrays have stay as long as these."""

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from zcactor.device.driver import LEGACY_STREAM
 from zcactor.device.kinds import KDL_CUDA
 from zcactor.device.streams import current_stream
+from zcactor.device.work import Loan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,12 +108,12 @@ def tensor_of(capsule: Any) -> DLTensor:
     raise TypeError("__dlpack__ gave no capsule with a tensor of DLPack")
 
 
-class _Described:
+class _Described(Loan):
     """A description of which NumPy makes an array, without a look at its bytes. The array keeps it, and it keeps the
     bytes."""
 
     def __init__(self, array: Any, dtype: np.dtype[Any], readonly: bool) -> None:
-        self.holder = array.holder
+        super().__init__(array.holder)
         self.__array_interface__ = {
             "version": 3,
             "shape": array.shape,
@@ -121,8 +123,9 @@ class _Described:
         }
 
 
-def _capsule(array: Any, readonly: bool, *, versioned: bool) -> Any:
-    """A capsule of DLPack, made by NumPy, whose functions also free it: consumers may do that on any thread.
+def _capsule(array: Any, readonly: bool, *, versioned: bool) -> tuple[Any, Loan]:
+    """A capsule of DLPack, made by NumPy, whose functions also free it: consumers may do that on any thread. With it
+    comes the loan that ends with it.
 
     Raises:
         BufferError: DLPack has no such dtype.
@@ -132,23 +135,25 @@ def _capsule(array: Any, readonly: bool, *, versioned: bool) -> Any:
     if code is not None:
         dtype = np.dtype(f"u{dtype.itemsize}")
     # For NumPy the bytes are on the host; it hands the address on.
-    described = np.asarray(_Described(array, dtype, readonly))
+    loan = _Described(array, dtype, readonly)
+    described = np.asarray(loan)
     capsule = described.__dlpack__(max_version=(1, 0)) if versioned else described.__dlpack__()
     tensor = tensor_of(capsule)
     tensor.device_type, tensor.device_id = KDL_CUDA, array.holder.gpu.index
     if code is not None:
         tensor.code = code
-    return capsule
+    return capsule, loan
 
 
-def _give(holder: Any, stream: int, kept: object = None) -> None:
-    """Let work on a stream begin after that on the bytes, and be followed by later work on them."""
+def _give(stream: int, kept: object, loan: Loan) -> None:
+    """Let work on a stream begin after that on the bytes of a loan, and be followed by later work on them."""
+    holder = loan.holder
     gpu, work = holder.gpu, holder.work
     if holder.readonly:
         work.before_reading(gpu.index, stream)
     else:
         work.before_writing(gpu.index, stream)
-    work.give(gpu.events, stream, gpu.streams.get(stream) if kept is None else kept)
+    work.give(gpu.events, stream, kept, loan)
 
 
 def dlpack(array: Any, stream: int | None, max_version: tuple[int, int] | None, device: Any, copy: bool | None) -> Any:
@@ -166,11 +171,12 @@ def dlpack(array: Any, stream: int | None, max_version: tuple[int, int] | None, 
             "the array is read-only, which the consumer's version of DLPack cannot say: use x.as_cupy(), x.as_torch() "
             "or x.copy()"
         )
-    capsule = _capsule(array, array.readonly, versioned=versioned)
-    if stream == -1:  # the consumer needs no order
-        array.holder.work.give(gpu.events, 0)
+    capsule, loan = _capsule(array, array.readonly, versioned=versioned)
+    if stream == -1:  # the consumer needs no order, and does not say where it works
+        array.holder.work.give(gpu.events, -1, None, loan)
     else:
-        _give(array.holder, 0 if stream is None or stream == 1 else stream)
+        stream = stream or LEGACY_STREAM
+        _give(stream, gpu.events.keeper(stream), loan)
     return capsule
 
 
@@ -178,14 +184,14 @@ def cuda_interface(array: Any) -> dict[str, Any]:
     """The value of ``__cuda_array_interface__``, version 3."""
     gpu = array.holder.gpu
     stream = current_stream(gpu.index)
-    _give(array.holder, stream)
+    _give(stream, gpu.events.keeper(stream), Loan(array.holder))
     interface: dict[str, Any] = {
         "version": 3,
         "shape": array.shape,
         "typestr": array.dtype.str,
         "data": (array.address if array.size else 0, array.readonly),
         "strides": array.strides,
-        "stream": stream or 1,  # the default stream, in that protocol
+        "stream": stream or LEGACY_STREAM,
     }
     if array.dtype.names is not None:
         interface["descr"] = array.dtype.descr
@@ -208,38 +214,39 @@ def imported(name: str) -> Any:
 
 
 def library_stream(gpu: GpuMemory, library: str) -> tuple[int, object]:
-    """The stream on which a library queues work in this thread, and the object that keeps it. With fake GPUs, which no
-    library can use, it is the stream of this task."""
+    """The stream on which a library queues work in this thread, and the object that keeps it; None for a stream that
+    nobody here keeps. With fake GPUs, which no library can use, it is the stream of this task."""
     if gpu.driver.kind == "cuda" and library in {"cupy", "torch"}:
         module = imported(library)
         current: Any
         if library == "cupy":
             current = module.cuda.get_current_stream(gpu.index)
-            return current.ptr, current
+            return current.ptr, None if isinstance(current, module.cuda.ExternalStream) else current
         current = module.cuda.current_stream(gpu.index)
-        return current.cuda_stream, current
+        # The number of PyTorch's own streams, which it never ends, is not their handle.
+        return current.cuda_stream, None if current.stream_id == current.cuda_stream else current
     stream = current_stream(gpu.index)
-    return stream, gpu.streams.get(stream)
+    return stream, gpu.events.keeper(stream)
 
 
-def note_given(holder: Any, library: str) -> None:
-    """Note that a library has the bytes of a holder, and let its work on its current stream begin after that which is
+def note_given(loan: Loan, library: str) -> None:
+    """Note that a library has the bytes of a loan, and let its work on its current stream begin after that which is
     queued on them.
 
     Raises:
         ObjectLost: the process that computes the bytes has ended before that was done.
         DeviceError: the driver refuses.
     """
-    _give(holder, *library_stream(holder.gpu, library))
+    _give(*library_stream(loan.holder.gpu, library), loan)
 
 
 def to_cupy(array: Any) -> Any:
     """The CuPy array; see `zcactor.DeviceArray.as_cupy`."""
-    cupy, holder = imported("cupy"), array.holder
+    cupy, loan = imported("cupy"), Loan(array.holder)
     cuda = cupy.cuda
-    note_given(holder, "cupy")
+    note_given(loan, "cupy")
     low, high = array.bounds()
-    memory = cuda.UnownedMemory(low, high - low, holder, holder.gpu.index)
+    memory = cuda.UnownedMemory(low, high - low, loan, array.holder.gpu.index)
     place = cuda.MemoryPointer(memory, array.address - low)
     return cupy.ndarray(array.shape, array.dtype, place, array.strides)
 
@@ -250,8 +257,8 @@ def to_torch(array: Any) -> Any:
     if any(stride < 0 for stride in array.strides):
         raise ValueError("PyTorch has no tensors with negative strides: use x.copy().as_torch()")
     # PyTorch has no read-only tensors.
-    capsule = _capsule(array, False, versioned=False)
-    note_given(array.holder, "torch")
+    capsule, loan = _capsule(array, False, versioned=False)
+    note_given(loan, "torch")
     return torch.from_dlpack(capsule)
 
 
@@ -269,8 +276,8 @@ class _ForJax:
         return KDL_CUDA, self._array.holder.gpu.index
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        capsule = _capsule(self._array, False, versioned=False)
-        _give(self._array.holder, 0 if stream in {None, 1} else stream)
+        capsule, loan = _capsule(self._array, False, versioned=False)
+        _give(stream or LEGACY_STREAM, None, loan)
         return capsule
 
 

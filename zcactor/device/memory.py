@@ -48,7 +48,7 @@ def wait_on_host(moments: Iterable[Moment], seconds: float = inf) -> None:
     for it returns never.
 
     Raises:
-        DeviceError: the work, or other work, has broken the GPU's context.
+        DeviceError: see `Moment.done`.
         ObjectLost: the process that would do the work has ended.
     """
     for moment in moments:
@@ -196,8 +196,6 @@ class GpuMemory:
         self.uuid: Final = facts.uuid
         self.arena: Final = DeviceArena(driver, facts.index, capacity, keep_nbytes)
         self.events: Final = EventPool(driver, facts.index)
-        self.streams: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
-        """Streams of the program, by their handles."""
         self.blocks: Final[WeakValueDictionary[int, DeviceBlock]] = WeakValueDictionary()
         """The objects, by their offsets in the arena."""
         self.arena.on_freed = tending.freed

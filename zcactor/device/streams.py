@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from zcactor.device.events import lanes
 from zcactor.device.memory import wait_on_host
 from zcactor.errors import ZcactorError
 
@@ -40,7 +41,9 @@ class GpuStream:
         self._gpu: Final = gpu
         self.ptr: Final = gpu.driver.stream(gpu.index)
         """The driver's handle, a ``CUstream``."""
-        gpu.streams[self.ptr] = self
+        self.lane: Final = next(lanes)
+        """See `zcactor.device.events.EventPool.lane`."""
+        gpu.events.keep(self.ptr, self)
 
     def done(self) -> bool:
         """Whether all work is done that was queued before.
@@ -48,7 +51,7 @@ class GpuStream:
         Raises:
             DeviceError: work has broken the GPU's context.
         """
-        return self._gpu.driver.idle(self._gpu.index, self.ptr)
+        return self._gpu.events.is_idle(self.ptr)
 
     def synchronize(self) -> None:
         """Wait until all work is done that was queued before. This blocks the thread.
@@ -64,5 +67,6 @@ class GpuStream:
 
     def __del__(self) -> None:
         if hasattr(self, "ptr"):  # else the driver made none
+            self._gpu.events.leave(self.ptr, self)
             with contextlib.suppress(ZcactorError):  # a finalizer has no caller; the driver ends streams with itself
                 self._gpu.driver.end_stream(self._gpu.index, self.ptr)

@@ -70,29 +70,31 @@ class Tending:
         self._has_freed = False
         for _ in range(len(self._waiting)):
             work, call = self._waiting.popleft()
-            moments = moments_of(work)
-            if self._are_done(moments):
+            left = self._left(work)
+            if not left:
                 call()
             else:
-                self._waiting.append((moments, call))
+                self._waiting.append((left, call))
                 more = True
         for arena in arenas:
             try:
                 self._has_freed = arena.tidy() or self._has_freed
-            except DeviceError as error:  # the next call of the program has the same error
+            except DeviceError as error:  # the program's next call meets a fatal one, too; others pass
                 self._note(error)
+                self._has_freed = self._has_freed or not error.fatal
         more = more or self._has_freed
         self._pause = min(2 * self._pause, _LAST_PAUSE) if more else _FIRST_PAUSE
         if more and not self._awake:
             self._awake = True
             self._loop.call_later(self._pause, self._look)
 
-    def _are_done(self, moments: list[Moment]) -> bool:
+    def _left(self, work: list[Moment] | Work) -> list[Moment] | Work:
+        """The work that is not known to be done."""
         try:
-            return not pending(moments)
-        except DeviceError as error:  # a broken context does no work any more
+            return pending(moments_of(work))
+        except DeviceError as error:
             self._note(error)
-            return True
+            return [] if error.fatal else work  # a broken context does no work any more
 
     def _note(self, error: DeviceError) -> None:
         if error.fatal:

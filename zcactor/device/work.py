@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
+from zcactor.device.driver import LEGACY_STREAM, THREAD_STREAM
 from zcactor.device.events import ordered, pending
-from zcactor.errors import ObjectLost, ZcactorError
+from zcactor.errors import DeviceError, ForkedProcess, ObjectLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zcactor.device.events import EventPool, Moment
 
-__all__ = ["LOST", "Work", "moments_of"]
+__all__ = ["LOST", "Loan", "Work", "moments_of"]
 
 LOST = "the process that computes the array has ended before the work on its GPU was done; compute the value again"
 """The text of `ObjectLost` for an array that is never computed."""
 
 _LOOKED_AT = 16
 """Number of reads from which on those that are done are forgotten: an array that is read often keeps few events."""
+
+
+class Loan:
+    """The bytes of a holder at a library that works on streams which nobody here keeps, as long as this lives. Such a
+    stream may end at any time, so it is never asked: the bytes are ordered after all that this process has queued.
+
+    Args:
+        holder: the holder, which the library's object keeps by this.
+    """
+
+    __slots__ = ("__weakref__", "holder")
+
+    def __init__(self, holder: Any) -> None:
+        self.holder: Final = holder
 
 
 class Work:
@@ -29,7 +45,7 @@ class Work:
         sealed: whether nobody writes to the bytes here.
     """
 
-    __slots__ = ("_given", "_lost", "_reads", "_sealed", "_writes")
+    __slots__ = ("_given", "_loans", "_lost", "_reads", "_sealed", "_writes")
 
     def __init__(self, after: Iterable[Moment] = (), *, sealed: bool = False) -> None:
         self._writes = list(after)
@@ -39,17 +55,25 @@ class Work:
         """The reason why the bytes are never computed; empty where they are."""
         self._given: dict[tuple[EventPool, int], object] = {}
         """Streams of libraries that have the bytes, each with the object that keeps it."""
+        self._loans: list[tuple[EventPool, ref[object]]] = []
 
-    def give(self, pool: EventPool, stream: int, kept: object = None) -> None:
+    def give(self, pool: EventPool, stream: int, kept: object, loan: object) -> None:
         """Note that a library has the bytes. All that it queues on a stream counts as work on them: as writes until
-        `seal`, and from then on as reads.
+        `seal`, and from then on as reads. Where nobody keeps the stream, or it is another one in each thread, that is
+        all that it queues anywhere.
 
         Args:
             pool: the events of the stream's GPU.
             stream: the stream.
-            kept: the object that keeps the stream, if any.
+            kept: the object that keeps the stream; None for a stream that nobody keeps.
+            loan: lives as long as the library has the bytes; they are kept by it.
         """
-        self._given.setdefault((pool, stream), kept)
+        if stream in {0, LEGACY_STREAM}:
+            self._given.setdefault((pool, 0), None)
+        elif kept is not None and stream != THREAD_STREAM:
+            self._given.setdefault((pool, stream), kept)
+        elif (lent := (pool, ref(loan))) not in self._loans:
+            self._loans.append(lent)
 
     def unseal(self) -> None:
         """Undo `seal`."""
@@ -58,14 +82,27 @@ class Work:
     @property
     def is_given(self) -> bool:
         """Whether a library has had the bytes."""
-        return bool(self._given)
+        return bool(self._given or self._loans)
 
     def _of_libraries(self) -> list[Moment]:
-        """The work that is queued on streams of libraries now."""
-        return [pool.record(stream) for pool, stream in list(self._given) if not pool.is_idle(stream)]
+        """The work that libraries have queued on the bytes up to now."""
+        found = [pool.record(stream) for pool, stream in list(self._given) if not pool.is_idle(stream)]
+        if self._loans:
+            loans = self._loans
+            lasting = [each for each in loans if each[1]() is not None]
+            behind = [pool.record_all() for pool in {pool for pool, _ in loans}]
+            self._loans = [*lasting, *self._loans[len(loans) :]]
+            if len(lasting) == len(loans):
+                found += behind
+            else:  # nothing more comes of the others, so this is noted
+                (self._reads if self._sealed else self._writes).extend(behind)
+        return found
 
     def _written(self) -> list[Moment]:
-        return self._writes if self._sealed or not self._given else [*self._writes, *self._of_libraries()]
+        if self._sealed or not self.is_given:
+            return self._writes
+        found = self._of_libraries()
+        return [*self._writes, *found]
 
     def seal(self) -> None:
         """Note that nobody writes to the bytes from now on. Idempotent.
@@ -141,11 +178,20 @@ class Work:
         return self._written()
 
     def all(self) -> list[Moment]:
-        """All work that was noted, done or not. Where a library has the bytes, the driver is asked."""
+        """All work that was noted, done or not. Where a library has the bytes, the driver is asked.
+
+        Raises:
+            DeviceError: the driver does not answer for now.
+        """
         try:
-            return [*self._writes, *self._reads, *self._of_libraries()]
-        except ZcactorError:  # the context is broken, or the process was forked
-            return [*self._writes, *self._reads]
+            found = self._of_libraries()
+            return [*self._writes, *self._reads, *found]
+        except ForkedProcess:
+            pass
+        except DeviceError as error:
+            if not error.fatal:
+                raise
+        return [*self._writes, *self._reads]  # nothing more is done
 
     @property
     def left(self) -> list[Moment] | Work:
@@ -155,5 +201,9 @@ class Work:
 
 
 def moments_of(left: list[Moment] | Work) -> list[Moment]:
-    """The moments of the work that `Work.left` has given."""
+    """The moments of the work that `Work.left` has given.
+
+    Raises:
+        DeviceError: the driver does not answer for now.
+    """
     return left.all() if isinstance(left, Work) else left
