@@ -85,9 +85,15 @@ class Tensor:
         self.kept = kept
         self.device = SimpleNamespace(index=0)
         self.requires_grad = False
+        self._base: Tensor | None = None
+        self._version = 0
 
     def __dlpack_device__(self) -> tuple[int, int]:
         raise AssertionError("it may ask a driver")
+
+    def is_inference(self) -> bool:
+        """Whether writes to it are not counted."""
+        return False
 
     def is_conj(self) -> bool:
         """Whether it is a conjugate view."""

@@ -45,6 +45,8 @@ class Tensor:
     def __init__(self, storage: Storage, first: int, nbytes: int) -> None:
         self._storage, self._first = storage, first
         self.shape = (nbytes,)
+        self._base: Tensor | None = None
+        self._version = 0
 
     def untyped_storage(self) -> Storage:
         """The bytes."""
@@ -61,6 +63,10 @@ class Tensor:
     def element_size(self) -> int:
         """Bytes of an element."""
         return 1
+
+    def is_inference(self) -> bool:
+        """Whether writes to it are not counted."""
+        return False
 
     def is_conj(self) -> bool:
         """Whether it is a conjugate view."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from zcactor.objectstore.ref import RegionKind
 from zcactor.process.context import current
 
 OUTSIDE = "argument outside the device store"
+CHANGED = "array on a GPU that may have changed"
 
 
 @dataclass
@@ -111,6 +112,7 @@ def test_tensors(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
         got = wire.send(Pair(Tensor(array.address, (4, 5), (1, 7), "int32", 4, array), 1)).one
         assert type(got) is Tensor
         assert (got.address, got.shape, got.steps, got.dtype) == (array.address, (4, 5), (1, 7), "torch.int32")
+        array = on(wire, devices)
         narrow = Tensor(array.address, (6,), (1,), "bfloat16", 2, array).requires_grad_(True)
         got = wire.send([narrow])[0]
         assert (got.address, got.dtype, got.requires_grad) == (array.address, "torch.bfloat16", True)
@@ -118,6 +120,50 @@ def test_tensors(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("zcactor.device.interchange.imported", missing)
         got = wire.send(narrow)
         assert type(got) is DeviceArray and got.dtype == np.dtype(library("ml_dtypes").bfloat16)
+
+
+def sent_again(wire: Wire, value: Any, address: int) -> bool:
+    """Whether an array that is passed once more is copied."""
+    before = wire.left.copies.snapshot().get(CHANGED)
+    got = wire.send([value])[0]
+    now = wire.left.copies.snapshot().get(CHANGED)
+    copied = (now.count if now else 0) > (before.count if before else 0)
+    assert copied == (got.address != address)
+    return copied
+
+
+def test_a_tensor_that_was_written_to_is_another_one(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_like(monkeypatch)
+    with opened() as devices:
+        array = on(wire, devices)
+        tensor = Tensor(array.address, (600,), (1,), "int32", 4, array)
+        part = Tensor(array.address, (60,), (1,), "int32", 4, array)
+        part._base = tensor
+        assert not sent_again(wire, tensor, array.address)
+        assert not sent_again(wire, tensor, array.address) and not sent_again(wire, part, array.address)
+        tensor._version = part._version = 1
+        devices.driver.fill(0, array.address, b"\7\0\0\0", 600, 0)
+        assert sent_again(wire, part, array.address) and sent_again(wire, tensor, array.address)
+        other = Tensor(array.address, (600,), (1,), "int32", 4, array)
+        assert sent_again(wire, other, array.address), "its count is another one"
+        monkeypatch.setattr(Tensor, "is_inference", lambda _: True)
+        assert sent_again(wire, tensor, array.address), "its writes are not counted"
+
+
+def test_an_array_that_may_have_changed_is_another_one(wire: Wire) -> None:
+    with opened() as devices:
+        array, stream = on(wire, devices), GpuStream(devices.gpu(0))
+        value = Interfaced(array.address, (600,), "<i4", stream=stream.ptr)
+        first = wire.send([value, value])
+        assert first[0].address == first[1].address == array.address
+        with held(devices.driver, stream.ptr):
+            devices.driver.fill(0, array.address, b"\7\0\0\0", 600, stream.ptr)
+            got = wire.send([value, value])
+        assert got[0].address == got[1].address != array.address
+        assert (seen(got[0]) == 7).all(), "the copy comes after the library's work"
+        counted = wire.left.copies.snapshot()[CHANGED]
+        assert (counted.count, counted.nbytes) == (1, 2400)
+        assert wire.send(array).address == array.address, "an array of ours refuses to be written to"
 
 
 def test_arrays_of_jax(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +189,16 @@ def missing(name: str) -> None:
 def test_cupy(wire: Wire) -> None:
     cupy = library("cupy")
     with opened() as devices:
-        array = on(wire, devices)
-        sent = array.as_cupy()
-        for part in (sent, sent[3:, ::2], sent.T, sent[::-1], sent[1, 2], sent[:0], sent[None, 1:2]):
-            for got in (wire.send(part), wire.send(Pair([part], 1)).one[0]):
+        on(wire, devices)
+        views: list[Callable[[Any], Any]] = [
+            lambda x: x, lambda x: x[3:, ::2], lambda x: x.T, lambda x: x[::-1], lambda x: x[1, 2], lambda x: x[:0],
+            lambda x: x[None, 1:2],
+        ]  # fmt: skip
+        for view in views:
+            sent = on(wire, devices).as_cupy()
+            part = view(sent)
+            for got in wire.send([part, Pair([part], 1), sent])[:2]:
+                got = got.one[0] if isinstance(got, Pair) else got
                 assert type(got) is cupy.ndarray
                 assert (got.shape, got.dtype) == (part.shape, part.dtype)
                 if part.size:
@@ -164,12 +216,22 @@ def test_moved_cupy(wire: Wire) -> None:
     cupy = library("cupy")
     with opened() as devices:
         array = on(wire, devices)
-        sent = array.as_cupy()
+        values, address, sent = seen(array), array.address, array.as_cupy()
+        with pytest.raises(ValueError, match="other views"):
+            wire.send(zc.move(sent))
+        del array
         got = wire.send([zc.move(sent)])[0]
-        assert type(got) is cupy.ndarray and got.data.ptr != array.address
+        assert type(got) is cupy.ndarray and got.data.ptr != address
         assert wire.right.copies.snapshot()["moved array on a GPU"].nbytes == 2400
         over = array_over_foreign(wire.right.store, got)
-        assert over is not None and not over.readonly and (seen(over) == seen(array)).all()
+        assert over is not None and not over.readonly and (seen(over) == values).all()
+        assert "moved array on a GPU" not in wire.left.copies.snapshot()
+        for count, part in enumerate([slice(1, None), None], 1):
+            sent = on(wire, devices).as_cupy()
+            beside = sent[part]
+            wire.send(zc.move(sent))
+            assert wire.left.copies.snapshot()["moved array on a GPU"].count == count, "somebody else may write there"
+            del beside
     nothing = Interfaced(4096, (3,), "<i4")
     with pytest.raises(TypeError, match="no GPU"):
         wire.send(zc.move(nothing))
@@ -213,12 +275,16 @@ async def test_cupy_between_processes() -> None:
     values = np.arange(6000, dtype="i4").reshape(200, 30)
     async with running():
         actor: Any = await Gpus.spawn()
+        views: list[Callable[[Any], Any]] = [lambda x: x, lambda x: x[::-1, ::3], lambda x: x.T]
+        for view in views:
+            x = zc.to_device(values, "cuda:1")
+            sent = x.as_cupy()
+            assert zc.in_store(sent) and zc.to_device(sent, "cuda:1").address == x.address
+            kind, got = await actor.described(view(sent))
+            assert kind == "cupy.ndarray" and (got == view(values)).all()
+            assert zc.in_store(x) and not zc.in_store(sent), "CuPy may have written to it since"
         x = zc.to_device(values, "cuda:1")
         sent = x.as_cupy()
-        assert zc.in_store(sent) and zc.to_device(sent, "cuda:1").address == x.address
-        for part, expected in ((sent, values), (sent[::-1, ::3], values[::-1, ::3]), (sent.T, values.T)):
-            kind, got = await actor.described(part)
-            assert kind == "cupy.ndarray" and (got == expected).all()
         await actor.keep(Box("b", {"a": [sent[5:]]}))
         back = (await actor.kept()).array["a"][0]
         assert type(back) is cupy.ndarray and back.data.ptr == x[5:].address
@@ -226,10 +292,12 @@ async def test_cupy_between_processes() -> None:
         assert type(made) is cupy.ndarray and made.data.device_id == 0 and zc.in_store(made)
         assert (zc.to_host(made) == 7).all()
         assert (await actor.described(made[::2]))[1].sum() == 350
-        assert (await actor.described(zc.put(sent)))[1].sum() == values.sum()
+        ref = zc.put(sent)
+        assert [(await actor.described(ref))[1].sum() for _ in range(2)] == [values.sum()] * 2
         assert [int(zc.to_host(each)[0]) async for each in actor.cupies(3)] == [0, 1, 2]
         assert OUTSIDE not in zc.stats().copies and OUTSIDE not in (await actor.stats()).copies
-        assert zc.stats().copies.keys() == {"zc.to_host", "zc.to_device"}
+        assert zc.stats().copies.keys() == {"zc.to_host", "zc.to_device", CHANGED}
+        assert zc.stats().copies[CHANGED].count == 1, "put after it was kept"
 
 
 async def ordered(waits: str) -> int:

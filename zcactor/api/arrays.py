@@ -12,7 +12,7 @@ from zcactor.apart import module_name
 from zcactor.api.gpus import empty_on
 from zcactor.later import np
 from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
-from zcactor.marshal.foreign import array_over_foreign
+from zcactor.marshal.foreign import known_over
 from zcactor.marshal.move import UNUSABLE, is_moved
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.marshal.placing import place
@@ -263,7 +263,8 @@ def _frozen(process: Any, array: Array, *, alone: bool) -> Array:
 def in_store(x: Any) -> bool:
     """Whether the memory of the array `x` is this process's store, or was received from another store.
 
-    Passing `x` whole needs no copy then, and neither does a piece of it once it is closed: see `freeze`.
+    Passing `x` whole needs no copy then, and neither does a piece of it once it is closed: see `freeze`. The result is
+    False for an array on a GPU that was passed, and that its library may have written to since.
 
     Args:
         x: any object; the result is False unless it is an ndarray, a `DeviceArray`, or an array on a GPU of another
@@ -274,8 +275,10 @@ def in_store(x: Any) -> bool:
         devices = None if process is None else process.store.devices_in_use
         if process is None or devices is None:
             return False
-        known = array_over_foreign(process.store, x)
-        return bool(devices.holds(x if known is None else known))
+        if devices.holds(x):
+            return True
+        known = known_over(process.store, x)
+        return known is not None and devices.holds(known.array) and not known.may_have_changed()
     root = root_of(x)
     if process is None:
         return issubclass(type(root), Block | Lease)

@@ -10,6 +10,7 @@ from zcactor.collectives.gpu_sources import taken
 from zcactor.collectives.kinds import check_plan, row_bounds
 from zcactor.collectives.nccl import element_of
 from zcactor.collectives.starting import start
+from zcactor.device.driver import LEGACY_STREAM, THREAD_STREAM
 from zcactor.device.interchange import library_stream
 from zcactor.errors import DeviceUnavailable
 from zcactor.marshal.on_gpu import is_on_gpu
@@ -45,7 +46,7 @@ def allreduce(member: Member, x: Any, op: str, out: Any, plan: str, timeout: flo
     check_plan(plan, what, one_host=False)
     if plan != "auto":
         raise ValueError(f"{what}: plan is {plan!r}, and arrays on GPUs go by NCCL's own; use 'auto'")
-    target = None
+    target, stream = None, tuple[int, object]((0, None))
     if out is not None:
         if not is_on_gpu(out):
             raise TypeError(
@@ -53,10 +54,11 @@ def allreduce(member: Member, x: Any, op: str, out: Any, plan: str, timeout: flo
             )
         target = taken(member.process, out, what)
         _check_out(target, source, what)
+        stream = _stream_of(target, what)
     return start(
         member, what, timeout,
         lambda process, call: operations.AllReduceOnGpus(
-            process, call, source, element, op, None if target is None else (target, out, _stream_of(target))
+            process, call, source, element, op, None if target is None else (target, out, stream)
         ),
     )  # fmt: skip
 
@@ -74,9 +76,22 @@ def _check_out(out: GpuInput, source: GpuInput, what: str) -> None:
         raise ValueError(f"{what}: out is read-only; pass a writable array, or none and take the result")
 
 
-def _stream_of(out: GpuInput) -> int:
-    """The stream on which the library of `out` queues work in this thread."""
-    return library_stream(out.gpu, out.library.partition(":")[0])[0]
+def _stream_of(out: GpuInput, what: str) -> tuple[int, object]:
+    """The stream on which the library of `out` queues work in this thread, and the object that keeps it: another thread
+    queues the exchange.
+
+    Raises:
+        ValueError: nobody keeps the stream, or it is another one in each thread.
+    """
+    library = out.library.partition(":")[0]
+    stream, kept = library_stream(out.gpu, library)
+    if stream not in {0, LEGACY_STREAM} and (kept is None or stream == THREAD_STREAM):
+        raise ValueError(
+            f"{what}: the current stream of {library or 'the library'} is this thread's own, or made elsewhere, and "
+            "may end before the exchange does; make a stream current that the library has made, or pass no out and "
+            "take the result"
+        )
+    return stream, kept
 
 
 def reduce_scatter(

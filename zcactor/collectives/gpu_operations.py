@@ -163,12 +163,13 @@ class AllReduceOnGpus(OnGpus):
     Args:
         process, call, source: as for `OnGpus`.
         element, op: of the reduction.
-        out: the array for the result, if any, with the caller's object, and the stream on which its library works.
+        out: the array for the result, if any, with the caller's object, and the stream on which its library works with
+            the object that keeps it.
     """
 
     def __init__(
         self, process: LocalProcess, call: Call, source: GpuInput, element: Element, op: str,
-        out: tuple[GpuInput, Any, int] | None,
+        out: tuple[GpuInput, Any, tuple[int, object]] | None,
     ) -> None:  # fmt: skip
         array = source.array
         super().__init__(process, call, f"allreduce({described(array.dtype, array.shape)}, {op}{_ON_GPUS})", source)
@@ -205,7 +206,7 @@ class AllReduceOnGpus(OnGpus):
             target = out[0].given
         queued = _queued(self, gpu, stream, [source], [target], out[1])
         if out[0].library:  # its library does not ask for the work on its bytes
-            queued.moment.order(gpu.index, out[2])
+            queued.moment.order(gpu.index, out[2][0])
         return queued
 
 

@@ -53,7 +53,7 @@ def taken(process: LocalProcess, x: Any, what: str) -> GpuInput:
         OutOfMemory: the GPU has no room for a contiguous copy.
         DeviceError: the driver refuses.
     """
-    devices, library = process.store.devices(), ""
+    devices, library, known = process.store.devices(), "", None
     given = x
     if not isinstance(x, DeviceArray):
         known = known_array(devices, x)
@@ -62,10 +62,12 @@ def taken(process: LocalProcess, x: Any, what: str) -> GpuInput:
                 f"{what}: the elements of this {type(x).__name__} on a GPU have no dtype of plain bytes, or its memory "
                 "is on no GPU that this process sees; pass zc.to_host(x)"
             )
-        given, library = known
+        given, library = known.array, known.library
     if given.holder.gpu not in devices.gpus:
         raise DeviceUnavailable(f"{what}: {given!r} is of an earlier runtime; make the array anew")
     after = given.holder.work.writes()
+    if known is not None and given.readonly and not (events := given.holder.gpu.events).is_idle(known.stream):
+        after.append(events.record(known.stream))  # the library may write to it all the same
     array = given
     if not _is_packed(given):
         array = given.copy()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.device.interchange import imported, note_given
 from zcactor.device.memory import DeviceBlock
-from zcactor.device.work import Loan
+from zcactor.device.work import LibraryLoan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ def _allocate(nbytes: int) -> Any:
     cuda = imported("cupy").cuda
     gpu = gpus[cuda.runtime.getDevice() if gpus[0].driver.kind == "cuda" else 0]
     block = DeviceBlock(gpu, nbytes)
-    loan = Loan(block)
+    loan = LibraryLoan(block)
     note_given(loan, "cupy")
     return cuda.MemoryPointer(cuda.UnownedMemory(block.address, nbytes, loan, gpu.index), 0)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor.device.array import DeviceArray, array_over, empty_array
 from zcactor.device.kinds import kind_of
-from zcactor.device.recognise import read
+from zcactor.device.memory import DeviceBlock
+from zcactor.device.recognise import IMMUTABLE, read
 from zcactor.device.streams import streams
 from zcactor.device.work import Work
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from zcactor.device.recognise import Foreign
     from zcactor.device.store import DeviceStore
 
-__all__ = ["Known", "Outside", "known_array"]
+__all__ = ["Known", "Outside", "copied_on", "known_array", "others_have"]
 
 
 class Outside:
@@ -40,18 +42,8 @@ class Outside:
         self.work: Final = Work([gpu.events.record(stream or 0)] if busy else ())
 
     def copied(self, array: DeviceArray) -> DeviceArray:
-        """Copy an array over these bytes to the store. The copy is queued on the library's stream, so that nobody uses
-        the bytes for something else before.
-
-        Raises:
-            OutOfMemory: the GPU has no room.
-            DeviceError: the driver refuses.
-        """
-        token = streams.set(MappingProxyType({**streams.get(), self.gpu.index: self.stream or 0}))
-        try:
-            return array.copy()
-        finally:
-            streams.reset(token)
+        """See `copied_on`, for an array over these bytes."""
+        return copied_on(self.stream or 0, array)
 
     def __del__(self) -> None:
         work = self.work.left
@@ -64,6 +56,21 @@ def _drop(kept: object) -> None:
     del kept
 
 
+def copied_on(stream: int, array: DeviceArray) -> DeviceArray:
+    """Copy an array to memory of the store. The copy is queued on a library's stream, so that the library uses the
+    bytes for nothing else before.
+
+    Raises:
+        OutOfMemory: the GPU has no room.
+        DeviceError: the driver refuses.
+    """
+    token = streams.set(MappingProxyType({**streams.get(), array.holder.gpu.index: stream}))
+    try:
+        return array.copy()
+    finally:
+        streams.reset(token)
+
+
 class Known(NamedTuple):
     """Another library's array."""
 
@@ -71,6 +78,30 @@ class Known(NamedTuple):
     """An array over the same bytes; its holder is a block, a lease or `Outside`."""
     library: str
     """As `zcactor.device.recognise.Foreign` has it."""
+    stream: int
+    """The stream on which the library works in this thread."""
+    version: object
+    """See `zcactor.device.recognise.Foreign`."""
+
+    def may_have_changed(self) -> bool:
+        """Whether the library may have written to the elements since the bytes were passed to another process."""
+        holder = self.array.holder
+        if not isinstance(holder, DeviceBlock) or not holder.sealed or self.version is IMMUTABLE:
+            return False
+        return self.version is None or self.version != holder.version
+
+
+def others_have(value: Any) -> bool:
+    """Whether other arrays of the same library may be over the bytes of its array `value`. Only CuPy tells."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not isinstance(value, cupy.ndarray):
+        return True
+    return sys.getrefcount(value.data) > _ALONE or sys.getrefcount(value.data.mem) > _ALONE
+
+
+_sample: Final = SimpleNamespace(data=object())
+_ALONE: Final = sys.getrefcount(_sample.data)
+"""The references to an attribute that one object has."""
 
 
 def known_array(devices: DeviceStore, value: Any) -> Known | None:
@@ -92,7 +123,7 @@ def known_array(devices: DeviceStore, value: Any) -> Known | None:
             high += (length - 1) * stride
     high += found.dtype.itemsize
     if 0 in found.shape:
-        return Known(empty_array(devices.gpus[0], found.shape, found.dtype), found.library)
+        return Known(empty_array(devices.gpus[0], found.shape, found.dtype), found.library, 0, None)
     holder: Any = devices.block_at(low, high, value) or devices.imports.lease_at(low, high)
     if holder is None:
         owner = devices.driver.owner_of(low)
@@ -102,4 +133,5 @@ def known_array(devices: DeviceStore, value: Any) -> Known | None:
     elif found.stream is not None:
         pool = holder.gpu.events
         holder.work.give(pool, found.stream, found.stream_kept or pool.keeper(found.stream), pool)
-    return Known(array_over(holder, found.address, found.shape, found.dtype, found.strides), found.library)
+    array = array_over(holder, found.address, found.shape, found.dtype, found.strides)
+    return Known(array, found.library, found.stream or 0, found.version)

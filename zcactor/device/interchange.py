@@ -17,7 +17,7 @@ import numpy as np
 from zcactor.device.driver import LEGACY_STREAM
 from zcactor.device.kinds import KDL_CUDA
 from zcactor.device.streams import current_stream
-from zcactor.device.work import Loan
+from zcactor.device.work import LibraryLoan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,7 @@ __all__ = [
     "dl_types",
     "dlpack",
     "imported",
+    "is_read_only",
     "library_stream",
     "note_given",
     "tensor_of",
@@ -108,7 +109,14 @@ def tensor_of(capsule: Any) -> DLTensor:
     raise TypeError("__dlpack__ gave no capsule with a tensor of DLPack")
 
 
-class _Described(Loan):
+def is_read_only(capsule: Any) -> bool:
+    """Whether a capsule of DLPack says that nobody may write to its bytes; False for one that cannot say it."""
+    if not _is_valid(capsule, b"dltensor_versioned"):
+        return False
+    return bool(_Versioned.from_address(_pointer(capsule, b"dltensor_versioned")).flags & _READ_ONLY)
+
+
+class _Described(LibraryLoan):
     """A description of which NumPy makes an array, without a look at its bytes. The array keeps it, and it keeps the
     bytes."""
 
@@ -123,7 +131,7 @@ class _Described(Loan):
         }
 
 
-def _capsule(array: Any, readonly: bool, *, versioned: bool) -> tuple[Any, Loan]:
+def _capsule(array: Any, readonly: bool, *, versioned: bool) -> tuple[Any, LibraryLoan]:
     """A capsule of DLPack, made by NumPy, whose functions also free it: consumers may do that on any thread. With it
     comes the loan that ends with it.
 
@@ -145,7 +153,7 @@ def _capsule(array: Any, readonly: bool, *, versioned: bool) -> tuple[Any, Loan]
     return capsule, loan
 
 
-def _give(stream: int, kept: object, loan: Loan) -> None:
+def _give(stream: int, kept: object, loan: LibraryLoan) -> None:
     """Let work on a stream begin after that on the bytes of a loan, and be followed by later work on them."""
     holder = loan.holder
     gpu, work = holder.gpu, holder.work
@@ -184,7 +192,7 @@ def cuda_interface(array: Any) -> dict[str, Any]:
     """The value of ``__cuda_array_interface__``, version 3."""
     gpu = array.holder.gpu
     stream = current_stream(gpu.index)
-    _give(stream, gpu.events.keeper(stream), Loan(array.holder))
+    _give(stream, gpu.events.keeper(stream), LibraryLoan(array.holder))
     interface: dict[str, Any] = {
         "version": 3,
         "shape": array.shape,
@@ -229,7 +237,7 @@ def library_stream(gpu: GpuMemory, library: str) -> tuple[int, object]:
     return stream, gpu.events.keeper(stream)
 
 
-def note_given(loan: Loan, library: str) -> None:
+def note_given(loan: LibraryLoan, library: str) -> None:
     """Note that a library has the bytes of a loan, and let its work on its current stream begin after that which is
     queued on them.
 
@@ -242,7 +250,7 @@ def note_given(loan: Loan, library: str) -> None:
 
 def to_cupy(array: Any) -> Any:
     """The CuPy array; see `zcactor.DeviceArray.as_cupy`."""
-    cupy, loan = imported("cupy"), Loan(array.holder)
+    cupy, loan = imported("cupy"), LibraryLoan(array.holder)
     cuda = cupy.cuda
     note_given(loan, "cupy")
     low, high = array.bounds()

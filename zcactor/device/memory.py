@@ -91,7 +91,7 @@ class DeviceBlock:
 
     __slots__ = (
         "__weakref__", "address", "exported", "gpu", "hold", "id", "loans", "nbytes", "path", "sealed", "store",
-        "told",
+        "told", "version",
     )  # fmt: skip
 
     read_in_place: Final = True
@@ -118,6 +118,8 @@ class DeviceBlock:
         """The store of the runtime by which the object was shared."""
         self.told: Moment | None = None
         """The last write, where peers were told its event: that is not used again before the object's end."""
+        self.version: object = None
+        """The version of a library's elements when they were passed; see `zcactor.device.foreign.Known`."""
         gpu.blocks[self.hold.offset] = self
 
     @property

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import ref
 
 import numpy as np
 
-from zcactor.device.interchange import dl_types, library_stream, tensor_of
+from zcactor.device.interchange import dl_types, is_read_only, library_stream, tensor_of
 from zcactor.device.streams import current_stream
 
 if TYPE_CHECKING:
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
     from zcactor.device.kinds import Kind
     from zcactor.device.memory import GpuMemory
 
-__all__ = ["TORCH_ONLY", "Foreign", "read"]
+__all__ = ["IMMUTABLE", "TORCH_ONLY", "Foreign", "read"]
 
 _DL_KINDS: Final[Mapping[int, str]] = MappingProxyType({0: "i", 1: "u", 2: "f", 5: "c", 6: "b"})
 """NumPy's kinds of dtypes by DLPack's codes."""
 TORCH_ONLY: Final = ("bfloat16", "float8")
 """The beginnings of the names of PyTorch's types that NumPy lacks."""
+
+
+IMMUTABLE: Final = "immutable"
+"""The version of elements to which nobody may write."""
 
 
 class Foreign(NamedTuple):
@@ -44,6 +49,9 @@ class Foreign(NamedTuple):
     """The object that keeps the stream."""
     readonly: bool = False
     """Whether nobody may write to the bytes."""
+    version: object = None
+    """The version of the elements: equal versions mean that nobody has written to the elements in between. `IMMUTABLE`
+    where nobody may, None where the library counts no writes."""
 
 
 def read(kind: Kind, value: Any, gpus: Sequence[GpuMemory]) -> Foreign | None:
@@ -87,7 +95,25 @@ def _torch(tensor: Any, gpus: Sequence[GpuMemory]) -> Foreign | None:
         library = f"{library}:grad"
     stream, kept = library_stream(_gpu(gpus, tensor.device.index), "torch")
     strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
-    return Foreign(library, tensor.data_ptr(), tuple(tensor.shape), strides, dtype, stream, tensor, kept)
+    return Foreign(
+        library, tensor.data_ptr(), tuple(tensor.shape), strides, dtype, stream, tensor, kept,
+        version=None if tensor.is_inference() else _Version(tensor),  # tensors of inference have no count
+    )  # fmt: skip
+
+
+class _Version:
+    """PyTorch's count of the writes to a tensor's elements, with the tensor to which the count belongs: another tensor
+    over the same bytes may have a count of its own."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._of: Final = ref(tensor if tensor._base is None else tensor._base)
+        self._count: Final = tensor._version
+
+    def __eq__(self, other: object) -> bool:  # tensors compare their elements
+        of = self._of()
+        return isinstance(other, _Version) and of is not None and of is other._of() and self._count == other._count
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _interface(value: Any) -> Foreign | None:
@@ -104,7 +130,8 @@ def _interface(value: Any) -> Foreign | None:
     stream = interface.get("stream") if interface["version"] >= 3 else 1
     strides = _packed(shape, dtype.itemsize) if strides is None else tuple(strides)
     address, readonly = interface["data"]
-    return Foreign("", address, shape, strides, dtype, 0 if stream == 1 else stream, value, None, readonly)
+    version = IMMUTABLE if readonly else None
+    return Foreign("", address, shape, strides, dtype, 0 if stream == 1 else stream, value, None, readonly, version)
 
 
 def _dlpack(value: Any, gpus: Sequence[GpuMemory]) -> Foreign | None:
@@ -113,7 +140,7 @@ def _dlpack(value: Any, gpus: Sequence[GpuMemory]) -> Foreign | None:
         capsule = value.__dlpack__(stream=stream or 1, max_version=(1, 0))
     except TypeError:  # a library older than versions
         capsule = value.__dlpack__(stream=stream or 1)
-    tensor = tensor_of(capsule)
+    tensor, readonly = tensor_of(capsule), is_read_only(capsule)
     dtype = _dl_dtype(tensor.code, tensor.bits) if tensor.lanes == 1 else None
     if dtype is None:
         return None
@@ -123,7 +150,8 @@ def _dlpack(value: Any, gpus: Sequence[GpuMemory]) -> Foreign | None:
     address = (tensor.data or 0) + tensor.byte_offset
     # The capsules of some versions do not say whether the bytes may be written to.
     library = "jax" if type(value).__module__.partition(".")[0] in {"jax", "jaxlib"} else ""
-    return Foreign(library, address, shape, strides, dtype, stream, (value, capsule), None, True)
+    version = IMMUTABLE if library or readonly else None  # JAX has no other arrays
+    return Foreign(library, address, shape, strides, dtype, stream, (value, capsule), None, True, version)
 
 
 def _dl_dtype(code: int, bits: int) -> np.dtype[Any] | None:

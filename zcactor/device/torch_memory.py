@@ -98,7 +98,7 @@ class TorchBlock(DeviceBlock):
         self.sealed = self.exported = False
         self.path = ""
         self.store: Store | None = None
-        self.told = None
+        self.told = self.version = None
 
 
 class TorchMemory:

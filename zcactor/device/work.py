@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from zcactor.device.events import EventPool, Moment
 
-__all__ = ["LOST", "Loan", "Work", "moments_of"]
+__all__ = ["LOST", "LibraryLoan", "Work", "moments_of"]
 
 LOST = "the process that computes the array has ended before the work on its GPU was done; compute the value again"
 """The text of `ObjectLost` for an array that is never computed."""
@@ -23,7 +23,7 @@ _LOOKED_AT = 16
 """Number of reads from which on those that are done are forgotten: an array that is read often keeps few events."""
 
 
-class Loan:
+class LibraryLoan:
     """The bytes of a holder at a library that works on streams which nobody here keeps, as long as this lives. Such a
     stream may end at any time, so it is never asked: the bytes are ordered after all that this process has queued.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from zcactor.device.array import DeviceArray, array_over, empty_array
 from zcactor.device.driver import EVENT_NBYTES
-from zcactor.device.foreign import Outside, known_array
+from zcactor.device.foreign import Outside, copied_on, known_array, others_have
 from zcactor.device.interchange import to_jax
 from zcactor.device.lease import DeviceCopy, DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
@@ -45,6 +45,9 @@ __all__ = [
 _encode: Final = msgspec.msgpack.Encoder().encode
 _OUTSIDE: Final = "argument outside the device store"
 _MOVED: Final = "moved array on a GPU"
+_CHANGED: Final = "array on a GPU that may have changed"
+_REFERENCES_OF_LIBRARIES: Final = 1
+"""The references to a holder that one library's object over its bytes has."""
 
 
 def pack_device_array(packing: Any, array: DeviceArray, library: str = "", *, moved: bool = False) -> bytes:
@@ -117,11 +120,20 @@ def pack_moved_array(packing: Any, value: Any) -> bytes | None:
     """
     if not isinstance(value, DeviceArray):
         return pack_known_array(packing, value, moved=True)
-    if value.readonly:
-        raise ValueError(NOT_OURS)
-    if _references(value) > _OWN_REFERENCES:
-        raise ValueError(OTHER_VIEWS)
+    _check_movable(value, 0)
     return pack_device_array(packing, value, moved=True)
+
+
+def _check_movable(array: DeviceArray, of_libraries: int) -> None:
+    """Check that nobody but the mover, and a number of objects of libraries, has the bytes of an array.
+
+    Raises:
+        ValueError: it is read-only, or other arrays are over the same bytes.
+    """
+    if array.readonly:
+        raise ValueError(NOT_OURS)
+    if _references(array) > _OWN_REFERENCES + of_libraries:
+        raise ValueError(OTHER_VIEWS)
 
 
 def _references(array: DeviceArray) -> int:
@@ -135,9 +147,11 @@ _OWN_REFERENCES: Final = _references(DeviceArray(cast("Any", object()), 0, np.em
 
 def pack_known_array(packing: Any, value: Any, *, moved: bool = False) -> bytes | None:
     """Encode another library's array on a GPU, whose elements nobody may write to from now on; None for a value
-    that is no such array. Where its bytes lie outside of the store, they are copied on the GPU, once a message.
+    that is no such array. Where its bytes lie outside of the store, or may have changed since they were passed, they
+    are copied on the GPU, once a message.
 
     Raises:
+        ValueError: it is `moved`, and read-only, or other arrays are over the same bytes.
         OutOfMemory: the GPU has no room for the copy.
         DeviceError: the driver refuses.
         ObjectLost: the owner of a received array has ended, and the array with it.
@@ -151,11 +165,23 @@ def pack_known_array(packing: Any, value: Any, *, moved: bool = False) -> bytes 
         return None
     if known is None or not is_shareable(known.array.dtype):
         return None
-    holder = known.array.holder
+    if moved and not isinstance(known.array.holder, Outside):
+        _check_movable(known.array, _REFERENCES_OF_LIBRARIES)
+    holder: Any = known.array.holder
+    reason = ""
     if isinstance(holder, Outside):
-        known = known._replace(array=holder.copied(known.array))
+        reason = _OUTSIDE
+    elif id(holder) not in packing.copied and known.may_have_changed():
+        reason = _CHANGED
+    elif moved and others_have(value):
+        reason = _MOVED
+    if reason:
+        known = known._replace(array=copied_on(known.stream, known.array))
         packing.copied[id(value)] = value, known
-        packing.copies.count(_OUTSIDE, known.array.nbytes)
+        packing.copies.count(reason, known.array.nbytes)
+    elif isinstance(holder, DeviceBlock):
+        packing.copied[id(holder)] = holder, known  # the elements are those of this moment for all of the message
+        holder.version = known.version
     return pack_device_array(packing, known.array, known.library, moved=moved)
 
 

@@ -15,9 +15,10 @@ from zcactor.marshal.values import Code, unpackers
 
 if TYPE_CHECKING:
     from zcactor.device.array import DeviceArray
+    from zcactor.device.foreign import Known
     from zcactor.objectstore.store import Store
 
-__all__ = ["array_over_foreign", "pack_foreign", "pack_moved_on_gpu"]
+__all__ = ["array_over_foreign", "known_over", "pack_foreign", "pack_moved_on_gpu"]
 
 
 def pack_moved_on_gpu(packing: Any, value: Any) -> Ext | None:
@@ -55,6 +56,16 @@ def array_over_foreign(store: Store, value: Any) -> DeviceArray | None:
     Raises:
         DeviceError: the driver refuses.
     """
+    known = known_over(store, value)
+    return None if known is None else known.array
+
+
+def known_over(store: Store, value: Any) -> Known | None:
+    """See `zcactor.device.foreign.known_array`; None for a value that is no array on a GPU.
+
+    Raises:
+        DeviceError: the driver refuses.
+    """
     if not is_on_gpu(value):
         return None
     from zcactor.device.foreign import known_array
@@ -63,5 +74,4 @@ def array_over_foreign(store: Store, value: Any) -> DeviceArray | None:
         devices = store.devices()
     except DeviceUnavailable:  # switched off
         return None
-    known = known_array(devices, value)
-    return None if known is None else known.array
+    return known_array(devices, value)

@@ -72,7 +72,7 @@ class FakeEngine:
         self._ended: list[_Stream] = []
         """Streams without a number, whose work is not done."""
         self._behind = self._stream(-1)
-        """The stream of what comes after the work of all others, which no call names."""
+        """The stream of operations that come after the work of all others. No call names it."""
         self._free: list[int] = []
         """Numbers of streams that were given up. As CUDA does, the last one is handed out again at once, also while the
         work of that stream goes on."""
