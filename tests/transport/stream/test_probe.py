@@ -19,7 +19,7 @@ from zcactor.testing.conformance.connection import turns
 from zcactor.transport.base import Connection
 from zcactor.transport.stream import handshake_io
 from zcactor.transport.stream.handshake import HELLO_NBYTES, HandshakeStatus, refusal
-from zcactor.transport.stream.probe import Identity, identify, parse_host_port
+from zcactor.transport.stream.probe import Identity, find_leader, identify, parse_host_port
 from zcactor.transport.tcp.endpoint import TcpEndpoint, parse_address
 
 VERSION_3 = bytes.fromhex("5a4341430300030b")
@@ -211,6 +211,38 @@ async def test_one_that_hangs_up() -> None:
         with pytest.raises(ConnectionLost, match="closed the connection during the handshake") as lost:
             await identify(address, TOKEN)
     assert address in str(lost.value)
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+async def test_one_that_hangs_up_and_answers_when_it_is_asked_again(
+    listening: tuple[TcpEndpoint, list[Connection]], how: str
+) -> None:
+    asked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            if how == "closed":
+                await reader.readexactly(8 + HELLO_NBYTES)
+            return  # with unread bytes the system resets the connection
+        there, back = await asyncio.open_connection(*parse_host_port(place(listening[0])))
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await asyncio.gather(_relayed(reader, back), _relayed(there, writer))
+
+    async with server(answer) as address:
+        with pytest.raises(ConnectionLost, match="closed the connection during the handshake|reset"):
+            await find_leader(address, TOKEN, patience=0)
+        asked = 0
+        found = await find_leader(address, TOKEN, patience=60)
+    assert found.process == listening[0].process and asked == 2
+
+
+async def _relayed(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(1 << 16):
+        target.write(data)
+        await target.drain()
+    target.close()
 
 
 async def test_one_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

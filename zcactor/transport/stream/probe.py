@@ -38,7 +38,10 @@ NOBODY: Final = bytes(16)
 """The name of a process that only says where the cluster's head is."""
 _ANY: Final = 16
 _PAUSE: Final = 0.1
-"""Seconds until standbys are asked again which know of no head."""
+"""Seconds until processes are asked again that know of no head, or have hung up."""
+_ANEW: Final = 5.0
+"""Seconds within which a process that has hung up answers as another one: a head that was deposed while it was asked
+begins to listen anew. As long as a silent one is waited for."""
 
 
 class Standby(ConnectionLost):
@@ -92,6 +95,10 @@ def parse_host_port(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+class HungUp(ConnectionLost):
+    """The process has closed the connection before it had answered."""
+
+
 async def identify(address: str, token: bytes, tls: Tls | None = None) -> Identity:
     """Connect to the process at `address`, and let both sides prove that they hold `token`.
 
@@ -104,6 +111,7 @@ async def identify(address: str, token: bytes, tls: Tls | None = None) -> Identi
         ValueError: `address` has another form.
         ConnectionLost: no process listens there, or it sends nothing for 5 s. This message and those below name the
             address and the reason.
+        HungUp: the process has closed the connection before it had answered.
         AuthenticationError: one side does not hold the other's token, or refuses its certificate.
         VersionMismatch: the process has another protocol or Python version.
         ProtocolError: the program there does not speak zcactor's protocol.
@@ -133,8 +141,11 @@ async def _ask(address: str, found: Iterable[tuple[Any, ...]], port: int, token:
                     await send_all(sock, handshake.opening)  # a peer that refuses at once has sent its reason before
                 await shake_hands(sock, handshake)
                 word = await hear(sock, handshake, token)
+            except ConnectionResetError as error:
+                raise HungUp(f"{address}: the peer closed the connection during the handshake") from error
             except (ConnectionLost, ProtocolError) as error:
-                kind = Crowded if isinstance(error, Crowded) else _plain(error)
+                plain = HungUp if type(error) is ConnectionLost else _plain(error)
+                kind = Crowded if isinstance(error, Crowded) else plain
                 raise kind(f"{address}: {error.args[0]}") from error
             if handshake.peer.process == NOBODY:
                 raise Standby(address, _checked(word.place), word.epoch)
@@ -158,7 +169,8 @@ async def find_leader(addresses: str, token: bytes, tls: Tls | None = None, pati
     Args:
         addresses: ``"host:port"``, or several of them, with commas between them.
         token, tls: as in `identify`.
-        patience: seconds for which standbys are asked again that know of no head.
+        patience: seconds for which standbys are asked again that know of no head, and five of which processes are
+            asked again that have hung up.
 
     Raises:
         ValueError: one of the addresses has another form.
@@ -171,7 +183,7 @@ async def find_leader(addresses: str, token: bytes, tls: Tls | None = None, pati
     for each in given:
         parse_host_port(each)
     loop = asyncio.get_running_loop()
-    until = loop.time() + patience
+    until, anew = loop.time() + patience, 0.0
     while True:
         failures: dict[str, ConnectionLost] = {}
         places = [*reversed(given)]
@@ -185,8 +197,10 @@ async def find_leader(addresses: str, token: bytes, tls: Tls | None = None, pati
                 failures[place] = error
                 if isinstance(error, Standby) and error.leader:
                     places.append(error.leader)
+        if not anew and any(isinstance(error, HungUp) for error in failures.values()):
+            anew = min(until, loop.time() + _ANEW)
         waits = any(isinstance(error, Standby) for error in failures.values())
-        if not waits or loop.time() + _PAUSE > until:
+        if loop.time() + _PAUSE > (until if waits else anew):
             break
         await asyncio.sleep(_PAUSE)
     if len(failures) == 1:
