@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import dataclasses
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NoReturn
@@ -289,6 +290,14 @@ class Struck:
             ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyError)
         )
         assert found == 1
+
+    def spoil_logging(self) -> None:
+        """Add a filter that raises to the package's log."""
+        logging.getLogger("zcactor").addFilter(_refused)
+
+
+def _refused(record: logging.LogRecord) -> bool:
+    raise KeyError(record)
 
 
 class Proxy(Exception):

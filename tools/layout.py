@@ -60,7 +60,7 @@ FLOORS: Final = (
     "native",
     "buggify later token",
     "config errors hooks ids sizes",
-    "apart folders machine signals standard",
+    "apart folders logs machine signals standard",
 )
 """The rooms, from the top floor down."""
 ROOT: Final = "assembly.process"

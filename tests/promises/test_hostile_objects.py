@@ -115,10 +115,13 @@ async def test_a_constructor_that_finds_no_item_says_so() -> None:
         assert type(error) is zc.RemoteError and error.remote.type_name == "StopIteration", repr(error)
 
 
-async def test_an_actor_whose_thread_ends_dies_with_the_reason() -> None:
+@pytest.mark.parametrize("logs", [True, False])
+async def test_an_actor_whose_thread_ends_dies_with_the_reason(logs: bool) -> None:
     async with asyncio.timeout(PATIENCE), zc.init():
         struck: Any = await hostile.Struck.spawn()
         assert await struck.ping() == "pong"
+        if not logs:
+            await struck.spoil_logging()
         await struck.strike()
         with pytest.raises(zc.ActorDied, match=r"a thread of Struck\(.*\) ended by KeyError"):
             await struck.ping()

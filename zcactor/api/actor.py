@@ -17,6 +17,7 @@ from zcactor.api.handle import ActorHandle
 from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError, remote_of
 from zcactor.ids import for_spawn
 from zcactor.interface import MARK, Interface, constructor_of, shown
+from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
 from zcactor.options import ActorDeclaration, MethodOptions, SpawnOptions, check_options, check_together
 from zcactor.process.context import current, current_host
@@ -49,7 +50,6 @@ T = TypeVar("T")
 ActorT = TypeVar("ActorT", bound="Actor")
 T_co = TypeVar("T_co", covariant=True)
 
-logger = logging.getLogger("zcactor")
 SPAWN_PATIENCE = 2.0
 """Seconds after which a waiting spawn logs the reason: longer than starting a process takes."""
 _asked: WeakKeyDictionary[LocalProcess, dict[str, bool]] = WeakKeyDictionary()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from typing import TYPE_CHECKING, Any
 
 from zcactor.apart import bare
@@ -13,6 +12,7 @@ from zcactor.api.passing import OwnRef, known_here
 from zcactor.errors import ObjectLost, ProtocolError
 from zcactor.execution.actor_runner import current_call
 from zcactor.interface import MARK, Interface
+from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
 from zcactor.objects.broadcast import Copy
 from zcactor.objects.device_proof import proof_of
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from zcactor.process.sessions import Sessions
 
 __all__ = ["SystemActor", "system_interface"]
-
-logger = logging.getLogger("zcactor")
 
 
 def inline(function: Any) -> Any:

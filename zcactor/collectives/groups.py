@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from zcactor.collectives.passing import pass_groups
 from zcactor.collectives.rails import Rails, hosts_of
 from zcactor.collectives.steps import place_of
 from zcactor.errors import ProtocolError, ZcactorError
+from zcactor.logs import logger
 from zcactor.machine import usable_cpus
 from zcactor.peers.seating import Seat
 from zcactor.process.loops import fine_time
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["Counts", "Facts", "Groups", "Joined"]
-
-logger = logging.getLogger("zcactor")
 
 _MAX_THREADS: Final = 4
 """Threads that compute, at most: four reach the bandwidth of one socket."""

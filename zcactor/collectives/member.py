@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import partial
 from hashlib import blake2b
@@ -16,6 +15,7 @@ from zcactor.collectives.rails import Rails
 from zcactor.collectives.sources import own_source
 from zcactor.collectives.steps import STEPS, ReducerStep, is_later, step_of
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
+from zcactor.logs import logger
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, root_of
 from zcactor.native import hot
 from zcactor.objects.holders import granted, reached
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Member", "word_of"]
 
-logger = logging.getLogger("zcactor")
 _HEAD_NBYTES: Final = 256
 """Bytes of a frame for all but data and signature, at most."""
 _RANK_BITS: Final = 20

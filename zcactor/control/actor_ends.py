@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from typing import TYPE_CHECKING
 
 from zcactor.control.drain import decide_end, discard, discard_others
@@ -13,6 +12,7 @@ from zcactor.control.head_log import Deposed
 from zcactor.control.questions import Questions
 from zcactor.errors import ConnectionLost, HeadUnavailable, RemoteError, ZcactorError
 from zcactor.execution.closing import TAKEN_IN
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from zcactor.workers.worker_table import WorkerRecord
 
 __all__ = ["ActorEnds"]
-
-logger = logging.getLogger("zcactor")
 
 
 class ActorEnds(Questions):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from zcactor.control.entries import emptying_changes, opened_change, read
 from zcactor.control.forcing import reason
 from zcactor.control.head_log import MAX_CHANGES, LogUnusable
 from zcactor.ids import ProcessId
+from zcactor.logs import logger
 from zcactor.transport.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from zcactor.control.take_over import TakeOver
 
 __all__ = ["Beginning"]
-
-logger = logging.getLogger("zcactor")
 
 
 class Beginning:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost
+from zcactor.logs import logger
 from zcactor.workers.output import Printers
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LAST_OUTPUT", "Console"]
 
-logger = logging.getLogger("zcactor")
 LAST_OUTPUT: Final = 2.0
 """Seconds that the drivers get at the end to show the rest of the output."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
@@ -15,6 +14,7 @@ from zcactor.control.head_watch import boot_clock
 from zcactor.control.standing import Standing
 from zcactor.errors import ConnectionLost, HeadUnavailable, ProtocolError
 from zcactor.ids import ProcessId
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Contested"]
 
-logger = logging.getLogger("zcactor")
 _ANSWER: Final = 2.0
 """Seconds that a process has to take a call."""
 _LOOK: Final = 1.0

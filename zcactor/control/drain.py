@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from zcactor.control.head_log import Deposed
 from zcactor.errors import ConnectionLost, HeadUnavailable, ZcactorError
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["decide_end", "discard", "discard_others", "end_workers"]
 
-logger = logging.getLogger("zcactor")
 RESPONSE = 1.0
 """Seconds in which a worker's loop must answer when the node ends; one that is blocked is killed without its close
 hooks."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.control.entries import actor_change
 from zcactor.control.recipes import is_at_hand
 from zcactor.errors import ConnectionLost, HeadUnavailable, InsufficientResources
+from zcactor.logs import logger
 from zcactor.process.epochs import Deposed
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AT_A_TIME", "Draining"]
 
-logger = logging.getLogger("zcactor")
 AT_A_TIME = 4
 """Actors that move at the same time: each is out of reach for as long as its constructor takes."""
 _LEAST_DIGITS = 4

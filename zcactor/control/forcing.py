@@ -3,16 +3,15 @@ operator's word."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Protocol
+
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from zcactor.control.standing import Standing
     from zcactor.control.take_over import TakeOver
 
 __all__ = ["Forced", "force", "reason", "waited_for"]
-
-logger = logging.getLogger("zcactor")
 
 
 class Forced(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from zcactor.control.actor_record import HandleCount
 from zcactor.control.head_log import Deposed
 from zcactor.errors import ActorDied, ZcactorError
 from zcactor.ids import ProcessId
+from zcactor.logs import logger
 from zcactor.marshal.values import Code, registered
 from zcactor.objectstore.ref import RegionKind
 from zcactor.process.places import place_of
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["HandleGrant", "HandleGrants"]
-
-logger = logging.getLogger("zcactor")
 
 
 class HandleGrant:

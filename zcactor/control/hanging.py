@@ -4,18 +4,16 @@ answer."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from zcactor.errors import ZcactorError
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from zcactor.control.actor_record import ActorRecord
     from zcactor.process.context import LocalProcess
 
 __all__ = ["watch"]
-
-logger = logging.getLogger("zcactor")
 
 
 async def watch(actor: ActorRecord, process: LocalProcess, heartbeat: float, limit: float) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from typing import TYPE_CHECKING, Any
 
 from zcactor import ids
@@ -50,6 +49,7 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.execution.closing import OF_AN_END
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface, shown
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Head", "agent_interface"]
 
-logger = logging.getLogger("zcactor")
 _LAST_RECORD = 1.0
 """Seconds that the log has at the end to take in that the cluster has ended in order."""
 

@@ -12,13 +12,13 @@ a head that it has found at once.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ZcactorError
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -29,14 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["HeadWatch", "boot_clock", "clocked_by"]
 
-logger = logging.getLogger("zcactor")
 _EACH: Final = 1.0
 """Seconds between two questions."""
 _ANSWER: Final = 2.0
 """Seconds without an answer after which another head is looked for."""
 _LOOK: Final = 0.2
 """Seconds between two looks for another head, and for whether a lost one is back."""
-
 
 _clock: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 

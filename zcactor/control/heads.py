@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from zcactor.errors import ZcactorError
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["Heads"]
-
-logger = logging.getLogger("zcactor")
 
 
 class Heads:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 from typing import TYPE_CHECKING, Any
 
 from zcactor.control.entries import driver_change, member_change
@@ -19,6 +18,7 @@ from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable,
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
+from zcactor.logs import logger
 from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.peers.losses import ended_there, is_refused
 from zcactor.process.epochs import Deposed
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Membership", "membership_interface"]
 
-logger = logging.getLogger("zcactor")
 FENCE = 8.0
 """Seconds after which a node whose cable was cut has noticed that, too, and has ended its workers: the five of
 `zcactor.transport.tcp.endpoint`, and time to act. Until then its actors do not start elsewhere, nor are their names

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +22,7 @@ from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
+from zcactor.logs import logger
 from zcactor.objects.locations import LostPart
 from zcactor.peers.head_link import AGENT_INDEX, RELAYED
 from zcactor.peers.losses import silence_before
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeAgent", "member_interface"]
 
-logger = logging.getLogger("zcactor")
 _FOR_SPAWNERS = ("reserve", "waits")
 """Methods of the head to which the agent adds the worker for which it asks."""
 _LOOK, _LEAST = 1.0, 0.001

@@ -4,7 +4,6 @@ has started."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from zcactor import ids
@@ -12,6 +11,7 @@ from zcactor.control.actor_ends import ActorEnds
 from zcactor.control.entries import actor_change
 from zcactor.errors import InsufficientResources
 from zcactor.interface import shown
+from zcactor.logs import logger
 from zcactor.workers.worker_table import FIRST_INDEX
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from zcactor.workers.worker_table import WorkerRecord
 
 __all__ = ["Placing"]
-
-logger = logging.getLogger("zcactor")
 
 
 class Placing(ActorEnds):

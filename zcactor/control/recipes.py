@@ -9,7 +9,6 @@ second holder, and where there is none, as in an embedded node, the head holds i
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ from zcactor.control.entries import actor_change, reserved_changes
 from zcactor.control.node_agent import member_interface
 from zcactor.control.recipe_shelf import HELD_NBYTES, nbytes_of_recipe
 from zcactor.errors import ConnectionLost, ObjectLost, ZcactorError
+from zcactor.logs import logger
 from zcactor.objects.locations import LostPart
 from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process.epochs import Deposed
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HOLDERS", "Recipes", "is_at_hand", "lack"]
 
-logger = logging.getLogger("zcactor")
 HOLDERS: Final = 2
 """Agents that hold a recipe: a cluster loses one host at a time."""
 _NO_RECIPE: Final = "; the log has not its class and arguments, so it is not started again"

@@ -9,12 +9,12 @@ go through one queue, so the log has decisions in the order in which they were m
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor.control.head_log import MAX_CHANGES, MAX_NBYTES, Deposed, LogUnavailable, check_batch, nbytes_of
 from zcactor.errors import HeadUnavailable, RemoteError, remote_of
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HeadRecorder"]
 
-logger = logging.getLogger("zcactor")
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 1.0
 """Seconds between two attempts to record events, doubled from the first to the last."""
 

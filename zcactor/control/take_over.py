@@ -9,11 +9,11 @@ actors that no living process owns or holds are ended.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zcactor.control.node_table import NodeRecord, RemotePool
 from zcactor.control.recipes import is_at_hand, lack
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Decisions", "ReportedWorker", "TakeOver"]
 
-logger = logging.getLogger("zcactor")
 _ENDED: Final = "its process had ended when the cluster's head was started again"
 _GONE: Final = "its node did not return to the cluster's new head"
 _LATE: Final = 2.0

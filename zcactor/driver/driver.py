@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import contextlib
 import contextvars
-import logging
 import os
 import secrets
 import sys
@@ -33,6 +32,7 @@ from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
 from zcactor.folders import working_directory
+from zcactor.logs import logger
 from zcactor.machine import check_calls, usable_cpus
 from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HANG_AFTER", "HEARTBEAT", "adopt", "check_free", "init", "resources_of", "shutdown"]
 
-logger = logging.getLogger("zcactor")
 HEARTBEAT, HANG_AFTER = 1.0, 10.0
 """Seconds between two pings of an actor with ``on_hang="kill"``, and seconds without an answer after which the actor
 counts as hung: far above the time of a busy machine or a long garbage collection, because the actor loses its state."""

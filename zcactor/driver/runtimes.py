@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.control.drain import RESPONSE
 from zcactor.errors import ZcactorError
+from zcactor.logs import logger
 from zcactor.peers.unseen import ENDS
 from zcactor.process import context
 from zcactor.process.tasks import all_of
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedRuntime", "JoinedRuntime", "Runtime", "end_agent"]
 
-logger = logging.getLogger("zcactor")
 _AGENT_WORK = 6.0
 """Seconds that an agent which responds may take beyond the actors' own end, to kill and reap workers and to show the
 last output; see the agent's constants."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import traceback
 from pathlib import Path
@@ -15,6 +14,7 @@ from zcactor import errors
 from zcactor.apart import text_of, traceback_of, type_name
 from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error, remote_of
 from zcactor.interface import shown
+from zcactor.logs import logger
 from zcactor.marshal import pickling
 from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register
 from zcactor.process.context import current_or_none
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from zcactor.marshal.unpacking import Unpacking
 
 __all__ = ["TEXT_NBYTES", "Failure", "log_failure", "pack_as_text", "passable", "traced", "without_frames"]
-
-logger = logging.getLogger("zcactor")
 
 TEXT_NBYTES = 64 << 10
 """The limit of bytes of a failure as text: enough for any readable traceback."""
@@ -46,7 +44,6 @@ _OWN_FRAMES = tuple(
     for room in ("assembly", "control", "driver", "execution", "node", "objects", "peers", "process", "workers")
 )
 """Files of this package, which the traceback leaves out: it starts where the user's code does."""
-
 
 _formatted: Callable[[Any, BaseException, Any], list[str]] = traceback.format_exception
 

@@ -8,7 +8,6 @@ moment old. Of frames it keeps only text, because frames would keep their arrays
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zcactor.interface import MethodKind
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Watchdog"]
 
-logger = logging.getLogger("zcactor")
 AGAIN: Final = 60.0
 """Seconds until the same warning of an actor is repeated."""
 _LOOKS: Final = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from zcactor.control.beginning import Beginning
 from zcactor.control.file_log import FRESH, FileLog
 from zcactor.control.head_log import Candidate
 from zcactor.control.node_table import machine_of
+from zcactor.logs import logger
 from zcactor.process.place import Place
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HeadBeginning"]
 
-logger = logging.getLogger("zcactor")
 _LEFT = ("sock", "tcp", "verbs")
 """Suffixes of the files by which an earlier head was found on its host."""
 

@@ -8,13 +8,14 @@ variables.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import os
 import re
 from typing import TYPE_CHECKING, Final
 
 from threadpoolctl import ThreadpoolController
+
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["follow_cpus", "follow_environment", "loaded_libraries", "read_too_early"]
 
-logger = logging.getLogger(__name__)
 _OPENMP: Final = "OMP_NUM_THREADS"
 _LIBRARIES: Final = {
     "openblas": ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", _OPENMP),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +13,7 @@ from zcactor.control.contested import Contested
 from zcactor.control.etcd_log import EtcdLog
 from zcactor.control.head_log import Candidate, LogUnusable
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.logs import logger
 from zcactor.node.head_state import HeadBeginning
 from zcactor.node.signpost import Signpost
 from zcactor.process.place import Place
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StandbyBeginning", "written"]
 
-logger = logging.getLogger("zcactor")
 _LEFT: Final = 15.0
 """Seconds that a head which is no standby waits for the term of one that was killed: etcd ends it after 2 to 4, and a
 busy machine needs more."""

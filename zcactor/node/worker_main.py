@@ -27,6 +27,7 @@ from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.execution.closing import OF_AN_END
 from zcactor.interface import Interface, shown
+from zcactor.logs import logger
 from zcactor.node.numeric_threads import follow_cpus, follow_environment, read_too_early
 from zcactor.objectstore.store import Store
 from zcactor.peers.head_link import AGENT_INDEX
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorIdentity", "Worker", "become_worker", "flush_output", "serve"]
 
-logger = logging.getLogger("zcactor")
 _FIRST_LOOK, _LAST_LOOK = 0.1, 1.0
 """Seconds between two looks whether a process without an actor is needed: callers are told where the actor is now, and
 may be about to read its results."""

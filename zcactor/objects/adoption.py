@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import mmap
 import os
 import threading
@@ -29,6 +28,7 @@ from weakref import WeakValueDictionary, ref
 
 from zcactor.buggify import dawdle
 from zcactor.errors import ZcactorError
+from zcactor.logs import logger
 from zcactor.native import hot
 from zcactor.objects.locations import LostPart
 from zcactor.objectstore.bulk_copy import copy_in_bulk
@@ -65,7 +65,6 @@ _DELAY: Final = 1.0
 _RETRY: Final = 1.0
 """Seconds until the next attempt to watch a process, after no descriptor was left for it."""
 
-logger = logging.getLogger("zcactor")
 _Key = tuple[bytes, int, int, int]
 
 

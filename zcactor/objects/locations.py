@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 from weakref import WeakValueDictionary
@@ -17,6 +16,7 @@ from weakref import WeakValueDictionary
 from zcactor.apart import bare
 from zcactor.buggify import buggify, dawdle
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
+from zcactor.logs import logger
 from zcactor.objects.holders import Holdings, granted, reached
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from zcactor.transport.base import Commit, Flow
 
 __all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart", "outcome"]
-
-logger = logging.getLogger("zcactor")
 
 LOCATED_NBYTES: Final = 2 << 20
 """Bytes from which a reader asks for a place to take an object from. The question and the report afterwards cost both

@@ -11,11 +11,11 @@ Arguments that wait for promises of the process are not handed over: its calls e
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final
 
 from zcactor.api.passing import RefHolder
 from zcactor.errors import ObjectLost, RemoteError, ZcactorError
+from zcactor.logs import logger
 from zcactor.objects.locations import LostPart
 from zcactor.process.tasks import all_of
 from zcactor.rpc.call import Call
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Succession"]
 
-logger = logging.getLogger("zcactor")
 _FOR_OUTCOMES: Final = 0.5
 _FOR_VALUES: Final = 0.8
 """Parts of the time of an end: in the one promises that peers hold get their outcomes, in the other peers get values.

@@ -8,11 +8,11 @@ when the last lease of a peer on it ends.
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from zcactor.logs import logger
 from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Checker"]
-
-logger = logging.getLogger("zcactor")
 
 _PASSING = ("zcactor", "pickle", "cloudpickle", "copyreg")
 """Packages whose functions stand between the program's line and the packing of an array."""

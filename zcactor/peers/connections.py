@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from functools import partial
 from itertools import count
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from zcactor.buggify import dawdle
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.logs import logger
 from zcactor.rpc.session import Session
 from zcactor.transport.loopback.endpoint import loopback_pair
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from zcactor.transport.base import Connection, Endpoint
 
 __all__ = ["Connections"]
-
-logger = logging.getLogger("zcactor")
 
 
 class Connections:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from zcactor.apart import text_of, type_name
 from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, RemoteError, remote_of
 from zcactor.interface import shown
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     import asyncio
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ENDS", "Unseen"]
 
-logger = logging.getLogger("zcactor")
 QUIET: Final = 1.0
 """Seconds between two lines about one actor."""
 _CAUSE_LENGTH = 400
 """Characters of a cause in a line, at most."""
-
 
 ENDS = (ActorDied, ActorUnavailable, ConnectionLost)
 """The errors of calls whose actor has ended."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, HeadUnavailable, ObjectLost, ZcactorError
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 __all__ = ["Absence", "HeadGone"]
 
-logger = logging.getLogger("zcactor")
 _FOR_CALLS: Final = 6.0
 """Seconds from a head's last sign of life for which calls wait for it, which have to find their actor. The rest of the
 eight seconds in which calls to a lost host end is for noticing the loss, and for a last look at the actor's host."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["Tasks", "all_of"]
 
 T = TypeVar("T")
-
-logger = logging.getLogger("zcactor")
 
 
 async def all_of(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -12,7 +12,6 @@ when the garbage collector runs there, so a release only appends to a deque and 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.logs import logger
 from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-logger = logging.getLogger("zcactor")
 _HELLO_ROOM = 4096
 _BEHIND: Final = 1.0
 """Seconds for which the loop may have read nothing of a connection by which a call is sent. A process whose actors have

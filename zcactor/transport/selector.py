@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import re
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.logs import transport_log as log
 from zcactor.transport.stream.endpoint import EndpointContext
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FIRST_REST", "LONGEST_REST", "SelectingEndpoint"]
 
-log = logging.getLogger("zcactor.transport")
 FIRST_REST, LONGEST_REST = 1.0, 10.0
 """First and longest time in seconds for which a failed address is not tried again. Each further failure doubles the
 time. Otherwise each call would wait for as long as a connection takes to fail."""

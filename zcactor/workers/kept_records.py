@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
-import logging
 import os
 import stat
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from zcactor.folders import NoFolder, make_folder, shared_by, user_folder
+from zcactor.logs import logger
 from zcactor.transport.os_process import pid_space, started_at
 from zcactor.workers.run_directory import PREFIX, base_directory, named_base
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Kept", "contents_in", "keep", "kept_nodes", "kept_path", "meeting_base", "nodes_apart", "out_of_reach"]
-
-logger = logging.getLogger(__name__)
 
 _PATTERN: Final = "node-*.json"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

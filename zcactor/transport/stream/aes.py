@@ -13,12 +13,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import logging
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from zcactor.errors import ForkedProcess
+from zcactor.logs import logger
 from zcactor.native import hot
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     """``apply(nonce, text, authenticated)``"""
 
 __all__ = ["KeyHolder", "decryption", "encryption", "forgotten", "hold", "libsodium"]
-
-logger = logging.getLogger(__name__)
 
 _KEY: Final = bytes(range(32))
 _TEXT: Final = b"the same from both"

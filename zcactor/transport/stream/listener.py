@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import socket
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
+from zcactor.logs import transport_log as log
 from zcactor.transport.stream import handshake_io
 from zcactor.transport.stream.handshake import HandshakeStatus, refusal
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 __all__ = ["MAX_PENDING", "Listener", "Rebuff"]
-
-log = logging.getLogger("zcactor.transport")
 
 MAX_PENDING: Final = 128
 """Handshakes at the same time: enough for many workers that start together, and a small part of the usual 1,024

@@ -19,7 +19,6 @@ import base64
 import contextlib
 import errno
 import hashlib
-import logging
 import os
 import re
 import socket
@@ -31,6 +30,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
+from zcactor.logs import transport_log as log
 from zcactor.token import check_private
 from zcactor.transport.stream.handshake import REFUSAL_NBYTES, HandshakeStatus, raise_refusal, refusal
 from zcactor.transport.stream.handshake_io import readable, writable
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["BadTls", "RefusedTls", "Tls", "TlsSocket", "ends_soon", "load_tls"]
-
-log = logging.getLogger("zcactor.transport")
 
 SOON: Final = timedelta(days=7)
 """The time before the end of a certificate in which that is logged."""

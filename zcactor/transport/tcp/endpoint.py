@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import logging
 import mmap
 import os
 import re
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.logs import transport_log as log
 from zcactor.transport.base import Connection, PeerInfo
 from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.handshake import Handshake, HandshakeStatus, Introduction, Purpose
@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from zcactor.transport.tcp.data import Channel
 
 __all__ = ["TcpEndpoint", "parse_address"]
-
-log = logging.getLogger("zcactor.transport")
 
 BACKLOG: Final = 1024
 """Connections that the kernel holds while the loop is busy."""

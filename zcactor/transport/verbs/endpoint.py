@@ -12,11 +12,11 @@ device, the code for devices is not imported (`zcactor.transport.verbs.peer.conn
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Any
 
 from zcactor.config import NOT_BY_TLS
 from zcactor.errors import ConnectionLost
+from zcactor.logs import logger
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.tcp.endpoint import TcpEndpoint
 from zcactor.transport.verbs.driver.bindings import Absent
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.peer.connection import VerbsConnection
 
 __all__ = ["VerbsEndpoint"]
-
-logger = logging.getLogger("zcactor")
 
 
 class VerbsEndpoint(TcpEndpoint):

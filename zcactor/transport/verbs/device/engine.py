@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import logging
 import mmap
 import os
 import select
@@ -28,6 +27,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from zcactor.logs import logger
 from zcactor.transport.verbs.device.bounce import Bounce
 from zcactor.transport.verbs.device.events import DeviceEvents
 from zcactor.transport.verbs.device.gpu_memory import RegisteredGpuMemory
@@ -61,8 +61,6 @@ MAX_AVOIDED: Final = 60.0
 """First and longest time in seconds for which a dead path is not tried again."""
 _POLL: Final = 64
 """Completions taken at a time."""
-
-logger = logging.getLogger("zcactor")
 
 
 class Completions(Protocol):

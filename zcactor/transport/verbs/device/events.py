@@ -9,10 +9,10 @@ works again, with the address that it has by then.
 from __future__ import annotations
 
 import errno
-import logging
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import proxy
 
+from zcactor.logs import logger
 from zcactor.transport.verbs.device.viability import NotViable, look_again
 from zcactor.transport.verbs.driver.codes import EventType, describe_event
 
@@ -41,8 +41,6 @@ _USUAL: Final = frozenset(
 """Events of queue pairs that are being connected or fenced."""
 LOOK_SECONDS: Final = 1.0
 """Seconds between two looks at all queue pairs. A look takes a verb for each, and a peer can cause many such events."""
-
-logger = logging.getLogger("zcactor")
 
 
 class Affected(Protocol):

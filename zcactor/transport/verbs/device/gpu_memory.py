@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.logs import logger
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
 
@@ -29,8 +29,6 @@ _PATIENCE: Final = 5.0
 _FIRST_PAUSE: Final = 0.0001
 _LAST_PAUSE: Final = 0.005
 """Seconds between looks at such a READ."""
-
-logger = logging.getLogger("zcactor")
 
 
 class RegisteredGpuMemory:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol
+
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +28,6 @@ __all__ = ["EXTENT_NBYTES", "ExtentTable", "PinnableArena"]
 
 EXTENT_NBYTES: Final = 64 << 20
 """Bytes of an extent: the first one takes little time, and a full arena has few of them."""
-
-logger = logging.getLogger("zcactor")
 
 
 class PinnableArena(Protocol):

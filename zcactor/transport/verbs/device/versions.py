@@ -11,19 +11,18 @@ An entry is zeroed when its object is freed, before the object's bytes are used 
 from __future__ import annotations
 
 import ctypes
-import logging
 import mmap
 import struct
 import threading
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
+from zcactor.logs import logger
+
 if TYPE_CHECKING:
     from zcactor.transport.verbs.driver.base import Device
 
 __all__ = ["SEALS_NBYTES", "SEAL_NBYTES", "SealTable", "read_seal"]
-
-logger = logging.getLogger("zcactor")
 
 _SEAL: Final = struct.Struct("<QQQ8x")
 SEAL_NBYTES: Final = _SEAL.size

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ProtocolError
+from zcactor.logs import logger
 from zcactor.transport.stream.record_layer import SealedSocket
 from zcactor.transport.verbs.device.calibration import calibrate
 from zcactor.transport.verbs.device.engine import Engine
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.driver.base import Binding, Device
 
 __all__ = ["PROOF_SECONDS", "join", "open_engine"]
-
-logger = logging.getLogger("zcactor")
 
 PROOF_SECONDS: Final = 1.5
 """Seconds in which an end tries to prove a path. It does not wait for the device's own retries, which take 7.5 s."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.peer.queue_pairs import QueuePairs
 
 __all__ = ["VerbsConnection"]
-
-logger = logging.getLogger("zcactor")
 
 PATIENCE: Final = 1.0
 """Seconds in which a peer has to confirm its last message. A busy peer may take longer, and its queue pair detects the

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from zcactor.errors import ProtocolError
+from zcactor.logs import logger
 from zcactor.transport.stream.framing import whole_frames
 from zcactor.transport.verbs.device.slots import BYE, DATA, HEADER_NBYTES, PROBE, read_header
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.peer.sending import SlotSender
 
 __all__ = ["Inbox"]
-
-logger = logging.getLogger("zcactor")
 
 
 class Inbox:

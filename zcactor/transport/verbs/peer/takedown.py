@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
+from zcactor.logs import logger
 from zcactor.transport.verbs.driver.base import Send
 from zcactor.transport.verbs.peer.sending import SEND_ID
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.peer.queue_pairs import QueuePairs
 
 __all__ = ["MARK", "Takedown"]
-
-logger = logging.getLogger("zcactor")
 
 MARK: Final = SEND_ID | 1 << 61
 """``wr_id`` of a request that is posted to be flushed: when it has ended, so have all requests before it."""
