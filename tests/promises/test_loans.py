@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array as arrays
 import asyncio
+import contextlib
 import pickle
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -70,6 +72,25 @@ def of_buffer(count: int) -> tuple[Any, Any]:
     return made, write
 
 
+def of_bytes(count: int) -> tuple[Any, Any]:
+    """A view that cannot be written to, of bytes that can, and a function that writes to these."""
+    owner = np.ones(count)
+    raw = bytearray(owner.tobytes())
+
+    def write() -> None:
+        raw[:] = np.full(count, 5.0).tobytes()
+
+    return np.frombuffer(memoryview(raw).toreadonly()), write
+
+
+def of_file(count: int) -> tuple[Any, Any]:
+    """A file that is mapped for reading, and a function that writes to it through another mapping."""
+    with tempfile.NamedTemporaryFile() as file:
+        owner = np.memmap(file, "f8", "w+", shape=(count,))
+        owner.fill(1.0)
+        return np.memmap(file, "f8", "r", shape=(count,)), lambda: owner.fill(5.0)
+
+
 def with_owner(view: Callable[[Any], Any], *shape: int) -> tuple[Any, Any]:
     """A view of an array that has a name, and a function that writes to the owner."""
     owner = np.ones(shape)
@@ -84,6 +105,12 @@ PIECES: dict[str, Callable[[int], tuple[Any, Any]]] = {
     "transposed": lambda n: with_owner(lambda owner: owner.T, n, 2),
     "reversed": lambda n: with_owner(lambda owner: owner[::-1], n),
     "read-only view": lambda n: with_owner(read_only_view, n),
+    "windows": lambda n: with_owner(lambda owner: np.lib.stride_tricks.sliding_window_view(owner, 1)[:, 0], n),
+    "read-only strides": lambda n: with_owner(
+        lambda owner: np.lib.stride_tricks.as_strided(owner, (n,), (8,), writeable=False), n
+    ),
+    "read-only buffer": of_bytes,
+    "file for reading": of_file,
     "subclass": lambda n: with_owner(lambda owner: owner.view(Sub), n),
     "memoryview": lambda n: with_owner(lambda owner: owner.data, n),
     "broadcast": lambda n: with_owner(lambda owner: np.broadcast_to(owner, (n,)), 1),
@@ -103,7 +130,13 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "halving": ("allreduce", {"plan": "halving"}),
     "reduce_scatter": ("reduce_scatter", {}),
     "allgather": ("allgather", {}),
+    "allgather by reference": ("allgather", {"concat": False}),
+    "broadcast": ("broadcast", {"root": 0}),
+    "alltoall": ("alltoall", {}),
 }
+
+SUMS = {"auto", "eager", "naive", "shared", "ring", "halving", "reduce_scatter"}
+"""The calls whose result is a sum."""
 
 
 @zc.actor
@@ -152,12 +185,35 @@ class Lender:
         x, write = PIECES[kind](count)
         await self._turn(late)
         before = copies()
-        work = getattr(group, operation)(x, **options)
+        work = getattr(group, operation)([x] * group.size if how == "alltoall" else x, **options)
         write()
         self.called.set()
-        result = np.asarray(await work)
+        result = np.asarray(await zc.get(await work) if how == "alltoall" else await work)
         after = copies()
         return float(result.min()), float(result.max()), (after[0] - before[0], after[1] - before[1])
+
+    async def other_header(
+        self, group: zc.Group, change: str, count: int, how: str, late: bool
+    ) -> tuple[str, Any, float]:
+        """Change dtype or shape of an input behind the call, or hand it over, on one rank. Returns dtype and shape of
+        the result, and its first element."""
+        operation, options = CALLS[how]
+        x = zc.full(count, 1.0)
+        await self._turn(late)
+        work = getattr(group, operation)(x, **options)
+        if group.rank == 0:
+            if change == "moved":
+                with contextlib.suppress(ValueError):  # an array that is lent or was passed is not handed over
+                    zc.put(zc.move(x))
+            elif change == "dtype":
+                x.dtype = np.dtype(np.int64)  # type: ignore[misc]
+            else:
+                x.shape = (1, count)
+        self.called.set()
+        result = await work
+        if isinstance(result, list):
+            result = result[0]
+        return result.dtype.str, result.shape, float(result.flat[0])
 
     async def whole(self, group: zc.Group, count: int, view: bool, late: bool) -> tuple[float, bool, bool, int]:
         """Give an array that has no other views. Returns the first element of the result, whether the array was
@@ -368,9 +424,34 @@ async def test_every_operation_reads_the_elements_of_the_call(
     group, actors, _ = lenders
     if how in ("ring", "halving") and (await group.explain(1 << 20)).plan not in ("direct", "naive"):
         return  # these are for several hosts
-    wanted = 1 if how == "allgather" else SIZE
+    wanted = SIZE if how in SUMS else 1
     for least, greatest, _ in await late(actors, "piece", group, "slice", count, how):
         assert least == greatest == wanted
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PIECES if kind not in {"Series", "DataFrame", "array.array"}])
+@pytest.mark.parametrize("how", ["allgather by reference", "broadcast"])
+@pytest.mark.parametrize("count", [EAGER // 8 - 1, EAGER // 8 + 1, 20_000])
+async def test_what_is_given_by_reference_has_the_elements_of_the_call_on_all_ranks(
+    lenders: tuple[zc.Group, list[Any], Any], kind: str, how: str, count: int
+) -> None:
+    group, actors, _ = lenders
+    for least, greatest, _ in await late(actors, "piece", group, kind, count, how):
+        assert least == greatest == 1
+
+
+@pytest.mark.parametrize("how", ["auto", "shared", "allgather", "allgather by reference", "broadcast"])
+@pytest.mark.parametrize("change", ["moved", "dtype", "shape"])
+@pytest.mark.parametrize("count", [2, 5, EAGER // 8, EAGER // 8 + 1, 20_000])
+async def test_the_header_of_an_input_is_that_of_the_call(
+    lenders: tuple[zc.Group, list[Any], Any], count: int, change: str, how: str
+) -> None:
+    """Twice: the second call is made by the recipe of the first."""
+    group, actors, _ = lenders
+    for _ in range(2):
+        found = await late(actors, "other_header", group, change, count, how)
+        rows = count * SIZE if how == "allgather" else count
+        assert found == [("<f8", (rows,), SIZE if how in SUMS else 1.0)] * SIZE
 
 
 @pytest.mark.parametrize("view", [False, True])

@@ -16,7 +16,7 @@ from zcactor.collectives.operations import Collective, Publication, Ranked, seal
 from zcactor.collectives.sources import Piece, lendable
 from zcactor.collectives.staged import Staged
 from zcactor.errors import ProtocolError
-from zcactor.marshal.arrays import innermost
+from zcactor.marshal.sharing import is_open
 from zcactor.native import hot
 from zcactor.process.tasks import all_of
 
@@ -35,17 +35,15 @@ _INTO_ONE = "group inputs into one array"
 
 
 def as_passed(process: LocalProcess, array: Array) -> Array:
-    """Return `array` as an argument arrives elsewhere: read-only, copied when it is small, and otherwise the same
-    memory, which nobody may write to from now on."""
+    """Return `array` as an argument arrives elsewhere: another array, read-only, over a copy when it is small, and
+    otherwise over the same memory, which nobody may write to from now on, or over a copy where somebody can."""
     if array.nbytes < process.marshaller.eager_limit:
         copied: Array = array.copy()
         copied.flags.writeable = False
         return copied
-    owner = innermost(array)
-    if not array.flags.writeable and not owner.flags.writeable:  # passed before, received, or lent
+    if not is_open(process.store, array):  # passed before, or received
         hot.keep(array)
-        hot.keep(owner)
-        return array
+        return array.view()
     passed: Array = process.marshaller.unpack(*process.marshaller.pack(array))
     return passed
 

@@ -36,13 +36,14 @@ def lent_or_copied(process: LocalProcess, array: Array, out: Array | None = None
         out: the array that takes the result, which is closed by `hot.claim` anyway.
 
     Returns:
-        The array to read, and the one to give back; None where there is nothing to give back.
+        The array to read, whose dtype and shape nobody else can set; and the one to give back, None where there is
+        nothing to give back.
 
     Raises:
         OutOfMemory: the store has no room for the copy.
     """
     if closable(array) or not is_open(process.store, array):
-        return array, array if array is not out and hot.lend(array) else None
+        return array.view(), array if array is not out and hot.lend(array) else None
     copied = process.store.empty(array.shape, array.dtype)
     process.copies.copy_into(copied, array, SNAPSHOT)
     return copied, None

@@ -54,6 +54,8 @@ class Recipe(NamedTuple):
     divisor: int
     """The number that a mean is divided by; 0 for sums."""
     nbytes: int
+    like: Array
+    """An array of the dtype and the shape, without elements of its own."""
     counts: Any
     """The figures of the process; see `zcactor.collectives.groups.Counts`."""
     copied: list[int]
@@ -144,7 +146,7 @@ class PromptSum(Prompt, Eager):
     """An allreduce of a small array by a recipe.
 
     Attributes:
-        recipe: for the array, of which the dtype and shape are used.
+        recipe: for the array, which may have another dtype and shape by now.
         data: its bytes at the call.
     """
 
@@ -158,7 +160,7 @@ class PromptSum(Prompt, Eager):
             return
         recipe = self.recipe
         try:
-            result = hot.folded(recipe.kind, values, self.array, recipe.divisor)
+            result = hot.folded(recipe.kind, values, recipe.like, recipe.divisor)
         except (MemoryError, ValueError) as error:  # of this member alone; the others must not wait for it
             self.worked(error)
             return
@@ -182,7 +184,7 @@ class PromptInTurn(Prompt, InTurn):
     is_piece = False
 
     def __init__(self, member: Member, call: Call, recipe: Recipe, array: Array, gives: bool) -> None:
-        super().__init__(member, call, recipe.signature, array)
+        super().__init__(member, call, recipe.signature, array.view())  # nobody else can set its shape
         if gives:
             self.held = True
         else:
@@ -280,6 +282,7 @@ def remember(member: Member, array: Array, op: str, make: Callable[..., Any]) ->
         kind,
         divisor,
         array.nbytes,
+        np.broadcast_to(np.zeros((), array.dtype), array.shape),
         member.groups.counts,
         member.process.copies.on_loop(SNAPSHOT),
         in_turn,
@@ -319,19 +322,19 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
         return ref
     if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
         data = snapshot(process, x)
-        return start(member, "Group.allreduce", timeout, lambda _, call: _sum(member, call, recipe, x, data))
+        return start(member, "Group.allreduce", timeout, lambda _, call: _sum(member, call, recipe, data))
     copied = recipe.copied
     copied[0] += 1
     copied[1] += recipe.nbytes
     call, ref = _promise(process, "Group.allreduce")
-    operation = PromptSum(member, call, recipe.signature, x, 0, recipe.nbytes)
+    operation = PromptSum(member, call, recipe.signature, recipe.like, 0, recipe.nbytes)
     operation.recipe, operation.data = recipe, (data := x.tobytes())
     member.begin_promptly(operation, data)
     return ref
 
 
-def _sum(member: Member, call: Call, recipe: Recipe, x: Array, data: bytes) -> PromptSum:
-    operation = PromptSum(member, call, recipe.signature, x, 0, recipe.nbytes)
+def _sum(member: Member, call: Call, recipe: Recipe, data: bytes) -> PromptSum:
+    operation = PromptSum(member, call, recipe.signature, recipe.like, 0, recipe.nbytes)
     operation.recipe, operation.data = recipe, data
     return operation
 

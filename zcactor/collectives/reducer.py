@@ -193,6 +193,7 @@ class Reducer:
         self._items.append(item)
         if self._hook is not None:
             if self._error is None:
+                array = array.view()  # nobody else can set its dtype and shape
                 run = _Run(name, array, self._hook.reduce(name, array, self._calls.ranks))
                 self._runs.append(run)
                 self._advance(run, None)

@@ -114,6 +114,7 @@ class Eager(Reduction):
         """See `Reduction.take_input`."""
         del out
         self.data = snapshot(self.process, array)
+        self.array = np.ndarray(array.shape, array.dtype, self.data)
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""

@@ -319,6 +319,10 @@ PyObject *hot_folded(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "sO!O!l:folded", &kind, &PyTuple_Type, &addresses, &PyArray_Type, &like, &divisor))
         return NULL;
     PyArrayObject *given = (PyArrayObject *)like;
+    if (PyDataType_REFCHK(PyArray_DESCR(given))) { /* sums are no addresses of objects */
+        PyErr_SetString(PyExc_ValueError, "a sum has elements that are numbers, and no Python objects");
+        return NULL;
+    }
     PyArray_Descr *dtype = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(given));
     PyObject *result = PyArray_NewFromDescr(&PyArray_Type, dtype, PyArray_NDIM(given), PyArray_DIMS(given), NULL, NULL, 0,
                                             NULL);
