@@ -57,7 +57,7 @@ class Runner(Linked):
         self._arguments = Arguments(marshaller, self.unblocked)
         self._by_code = [mailbox, mailbox]
         self._specs = specs
-        self._plain = [(lambda: None, spec.kind, mailbox) for spec in specs]
+        self._plain = [("method", spec.kind, mailbox) for spec in specs]
         self.lane = mailbox.lanes[self.session] = Lane()
         self.received: list[Incoming] = []
         self.refused: list[Incoming] = []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -31,6 +31,60 @@ from zcactor.interface import Interface, MethodKind
 from zcactor.transport.loopback.connection import LoopbackFaults
 
 PATIENCE = 120.0
+
+# ---------------------------------------------------------------- one name
+
+
+@zc.actor
+class Replaced:
+    """An actor whose methods are replaced while it lives."""
+
+    def plain(self) -> str:
+        return "old"
+
+    @zc.method(inline=True)
+    def inline(self) -> str:
+        return "old"
+
+    async def later(self) -> str:
+        return "old"
+
+    def items(self) -> Iterator[str]:
+        yield "old"
+
+    def replace(self, how: str) -> None:
+        """Replace all methods, on the instance or on the class."""
+
+        def new(*_: object) -> str:
+            return "new"
+
+        async def new_later(*_: object) -> str:
+            return "new"
+
+        def new_items(*_: object) -> Iterator[str]:
+            yield "new"
+
+        target: Any = self if how == "instance" else type(self)
+        target.plain = target.inline = new
+        target.later, target.items = new_later, new_items
+
+    def own(self) -> list[Any]:
+        """The methods as the actor itself calls them."""
+        return [self.plain(), self.inline(), list(self.items())]
+
+
+@pytest.mark.parametrize("how", ["instance", "class"])
+@pytest.mark.parametrize("process", ["own", "shared"])
+async def test_a_method_that_was_replaced_is_the_one_that_runs(how: str, process: Literal["own", "shared"]) -> None:
+    async with zc.init():
+        actor: Any = await Replaced.options(process=process).spawn()
+        for wanted in ("old", "new"):
+            assert [await actor.plain(), await actor.inline(), [each async for each in actor.items()]] == (
+                await actor.own()
+            )
+            assert await actor.later() == await actor.plain() == wanted
+            await actor.replace(how)
+
 
 # ---------------------------------------------------------------- two versions, over each transport
 

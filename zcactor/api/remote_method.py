@@ -43,7 +43,7 @@ class RemoteMethod:
         self._retries = (actor.max_retries if retries is None else retries) if idempotent else 0
         self._plain = self._timeout is None and not self._retries
 
-    def __call__(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
         spec = self._spec
         if kwargs or not spec.low <= len(args) <= spec.high:
             spec.check(args, kwargs)

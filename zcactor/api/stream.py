@@ -60,7 +60,7 @@ class RemoteStream(RemoteMethod):
 
     __slots__ = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> ObjectStream[Any]:  # type: ignore[override]
+    def __call__(self, /, *args: Any, **kwargs: Any) -> ObjectStream[Any]:  # type: ignore[override]
         spec = self._spec
         spec.check(args, kwargs)
         call = self._actor.call(spec, args, kwargs, self._timeout, 0)

@@ -37,10 +37,6 @@ current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_curr
 """The `Incoming` that a task of a system actor serves."""
 
 
-def _refused(*_: object) -> None:
-    """Stand in for a method that the class has not as its callers know it. Never called."""
-
-
 _NOWHERE: Any = SimpleNamespace(lanes={})
 """The mailbox of such methods: without lanes, so that each call of one comes to `ActorRunner.receive`."""
 _DROPPED: Final = 1.0
@@ -87,10 +83,12 @@ class ActorRunner(Linked, Movable):
         """Whether the actor refuses further calls."""
         self._away: dict[Any, None] = {}
         self._closed = False
-        self._methods: list[Callable[..., Any]] = []
-        self._plain: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
-        """For `receive_plain`: the methods with their kinds and mailboxes; empty when no call may start."""
-        self._when_open: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
+        self._names: list[str] = []
+        """The names of the methods, by their numbers; empty for one that is refused. Each call takes the method that
+        the instance has under the name now: it may have been replaced since the instance was made."""
+        self._plain: Sequence[tuple[str, int, Mailbox]] = ()
+        """For `receive_plain`: names of the methods, with their kinds and mailboxes; empty when no call may start."""
+        self._when_open: Sequence[tuple[str, int, Mailbox]] = ()
         self._pack = process.marshaller.pack
         self._push_plain = process.pushes.plain
         note = process.broken.note
@@ -140,10 +138,10 @@ class ActorRunner(Linked, Movable):
         """Use `instance`, which was made elsewhere."""
         self.instance = instance
         refusals = self.interface.refusals
-        self._methods = [_refused if spec.code in refusals else getattr(instance, spec.name) for spec in self._specs]
+        self._names = ["" if spec.code in refusals else spec.name for spec in self._specs]
         self._plain = self._when_open = [
-            (method, spec.kind, _NOWHERE if method is _refused else mailbox)
-            for method, spec, mailbox in zip(self._methods, self._specs, self._by_code, strict=True)
+            (name, spec.kind, mailbox if name else _NOWHERE)
+            for name, spec, mailbox in zip(self._names, self._specs, self._by_code, strict=True)
         ]
 
     async def construct(self, make: Callable[[], Any]) -> None:
@@ -209,10 +207,10 @@ class ActorRunner(Linked, Movable):
         """Refer to the instance no more. Returns what has, for the actor's thread to clear: a ``__del__``, or a file
         that is closed, may take for ever. It is empty where the instance may have connections and other objects of the
         loop, which no other thread may drop."""
-        kept = [self.instance, self._methods, self._when_open]
+        kept = [self.instance]
         if self.instance is None or self.interface.is_async or hasattr(type(self.instance), "__aenter__"):
             kept.clear()
-        self.instance, self._methods, self._plain, self._when_open = None, [], (), ()
+        self.instance, self._names, self._plain, self._when_open = None, [], (), ()
         return kept
 
     def close(self) -> None:
@@ -268,7 +266,7 @@ class ActorRunner(Linked, Movable):
                 incoming.host = None  # arguments that come later start nothing
             return
         code = incoming.code
-        if code >= len(self._methods) or self._methods[code] is _refused:
+        if code >= len(self._names) or not self._names[code]:
             unknown = AttributeError(f"{self.label} has no method number {code}")
             self._answers.failure(incoming, self.interface.refusals.get(code, unknown))
             incoming.host = None
@@ -287,7 +285,7 @@ class ActorRunner(Linked, Movable):
         """
         plain, lane = self._plain, None
         if code < len(plain) and not timeout_ns:
-            method, kind, mailbox = plain[code]
+            name, kind, mailbox = plain[code]
             lane = mailbox.lanes.get(session)
             if lane is not None and (
                 lane.held
@@ -296,7 +294,7 @@ class ActorRunner(Linked, Movable):
                 lane = None
         if lane is not None and kind == _INLINE and not lane.async_unstarted:
             try:
-                result = self._run_in_context(method, *args)
+                result = self._run_in_context(getattr(self.instance, name), *args)
                 args.clear()  # leases that the method did not keep go back with the answer
                 answered = result is NO_ANSWER or session.wire.answer(call_id, result)
             except BaseException as error:
@@ -343,10 +341,10 @@ class ActorRunner(Linked, Movable):
                 args, kwargs = incoming.payload, None
                 if type(args) is list:  # as in `Arguments.take`, with one function call less
                     incoming.payload = b""
-                    result = self._methods[incoming.code](*args)
+                    result = getattr(self.instance, self._names[incoming.code])(*args)
                 else:
                     args, kwargs = self._arguments.take(incoming)
-                    result = self._methods[incoming.code](*args, **kwargs)
+                    result = getattr(self.instance, self._names[incoming.code])(*args, **kwargs)
                     incoming.payload = b""
                 # Leases that the method did not keep go back with the answer; those of other sessions ahead of it, as
                 # the caller may get the processor before this process's loop does.
@@ -382,7 +380,7 @@ class ActorRunner(Linked, Movable):
         incoming.started = True
         try:
             args, kwargs = self._arguments.take(incoming)
-            result = self._run_in_context(self._methods[incoming.code], *args, **kwargs)
+            result = self._run_in_context(getattr(self.instance, self._names[incoming.code]), *args, **kwargs)
             incoming.payload = b""
             del args, kwargs
         except BaseException as error:
@@ -423,12 +421,12 @@ class ActorRunner(Linked, Movable):
             payload = incoming.payload
             if type(payload) is list:
                 incoming.payload = b""
-                result = await self._methods[incoming.code](*payload)
+                result = await getattr(self.instance, self._names[incoming.code])(*payload)
                 payload = None
             else:
                 payload = None
                 args, kwargs = self._arguments.take(incoming)
-                result = await self._methods[incoming.code](*args, **kwargs)
+                result = await getattr(self.instance, self._names[incoming.code])(*args, **kwargs)
                 del args, kwargs
             wire = incoming.session.wire
             plain = wire is not None and not self.stopping and incoming.forwards is None
@@ -467,7 +465,7 @@ class ActorRunner(Linked, Movable):
             if incoming.deadline:
                 call_deadline.set(incoming.deadline)
             args, kwargs = self._arguments.take(incoming)
-            generator = self._methods[incoming.code](*args, **kwargs)
+            generator = getattr(self.instance, self._names[incoming.code])(*args, **kwargs)
             del args, kwargs
             producer = AsyncProducer(incoming, self._pack)
             incoming.stream = producer
@@ -487,7 +485,7 @@ class ActorRunner(Linked, Movable):
     def _start_generator(self, incoming: Incoming, spec: MethodSpec) -> None:
         try:
             args, kwargs = self._arguments.take(incoming)
-            generator = self._methods[incoming.code](*args, **kwargs)
+            generator = getattr(self.instance, self._names[incoming.code])(*args, **kwargs)
         except BaseException as error:
             self._answers.failure(incoming, error)
             return

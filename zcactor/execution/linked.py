@@ -11,7 +11,7 @@ from zcactor.interface import MethodKind, MethodSpec
 from zcactor.rpc.incoming import Incoming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from zcactor.execution.arguments import Arguments
     from zcactor.execution.home import Home
@@ -34,7 +34,7 @@ class Linked(ABC):
     _closed: bool
     _arguments: Arguments
     _by_code: list[Mailbox]
-    _plain: Sequence[tuple[Callable[..., Any], int, Mailbox]]
+    _plain: Sequence[tuple[str, int, Mailbox]]
     _specs: Sequence[MethodSpec]
 
     @abstractmethod
