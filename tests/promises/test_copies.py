@@ -245,3 +245,28 @@ async def test_a_moved_result_that_was_changed_is_passed_on_as_it_is(transport: 
             ref = one.within(size, kind)
             inner(await ref, kind)[0] = 5
             assert await other.first_within(ref, kind) == 5, kind
+
+
+@pytest.mark.parametrize("way", ["result", "put", "promise"])
+@pytest.mark.parametrize("size", [1, 511, 512, 8191, 8192, 8193, 100_000])
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+async def test_a_reference_that_was_passed_on_has_one_value(transport: str, size: int, way: str) -> None:
+    """Also where its moved array is awaited and written to afterwards."""
+    async with asyncio.timeout(PATIENCE), zc.init(transports=(transport,), log_to_driver=False):
+        one: Any = await Mover.spawn()
+        other: Any = await Mover.spawn()
+        ref: Any = zc.put(zc.move(np.ones(size))) if way == "put" else one.move(size)
+        if way == "result":
+            await zc.wait([ref])
+        assert await other.first(ref) == 1  # as a promise where it is not done
+        here = await ref
+        if here.flags.writeable:
+            here[0] = 5
+        assert await other.first(ref) == 1
+        ref = one.move(size)
+        here = await ref
+        here[0] = 5
+        assert await other.first(ref) == 5
+        if here.flags.writeable:
+            here[0] = 7
+        assert await other.first(ref) == 5

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from zcactor.apart import bare
 from zcactor.errors import ActorDied, ProtocolError
+from zcactor.later import np
 from zcactor.marshal.packed import shared
+from zcactor.native import hot
 from zcactor.objectstore.ref import RegionKind
 from zcactor.options import checked_seconds
 from zcactor.process.context import current, current_or_none
@@ -288,7 +290,11 @@ def value_of(call: Call) -> Any:
     if not call.decoded and call.error is None:
         if call.status > Status.ERROR:
             raise _status_error(call)
-        value, call.handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
+        was_passed = call.passed or call.export_id  # as a value, or as a promise
+        if was_passed:
+            _close(call)
+        value, handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
+        call.handed_over = handed_over and not was_passed
         if call.status == Status.ERROR:
             call.error = value
         else:
@@ -302,6 +308,8 @@ def value_of(call: Call) -> Any:
             raise error
         finally:
             del call, error
+    if call.passed or call.export_id:
+        _close(call)
     return call.value
 
 
@@ -327,13 +335,25 @@ def result_of(call: Call, timeout: float | None) -> Any:
 def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
     """The result as it travels on: payload, parts, flags. Arrays that were handed over to this process are shared from
     then on. A caller that has awaited such an array may have written to it: the array travels on as it is now, of any
-    size."""
-    moved = any(part.kind == RegionKind.MOVED for part in call.parts)
-    if call.decoded and (moved or call.handed_over):
+    size, and from then on always so."""
+    call.passed = True
+    if call.decoded and (_is_moved(call) or call.handed_over):
         call.payload, call.parts, call.flags = current().marshaller.pack(call.value)
-    elif moved:
-        call.parts = shared(call.parts)
+        call.handed_over = False
+    _close(call)
     return _packed(call)
+
+
+def _is_moved(call: Call) -> bool:
+    return any(part.kind == RegionKind.MOVED for part in call.parts)
+
+
+def _close(call: Call) -> None:
+    """Let nobody write to an array of a result that was handed over, as the reference is passed on."""
+    if _is_moved(call):
+        call.parts = shared(call.parts)
+    elif call.payload is None and type(call.value) is np.ndarray:  # the native part has made it
+        hot.keep(call.value)
 
 
 def _packed(call: Call) -> tuple[Any, Sequence[Part], int]:

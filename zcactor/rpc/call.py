@@ -37,6 +37,8 @@ class Call:
     decoded = False
     handed_over = False
     """Whether elements of arrays that were handed over lie in the payload: the value's arrays may differ by now."""
+    passed = False
+    """Whether the result has travelled on: that is the value of the reference from then on."""
     retrieved = False
     """Whether the outcome was retrieved; a failure that nobody retrieved is logged once."""
     waiter: asyncio.Future[None] | None = None
