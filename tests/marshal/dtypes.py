@@ -20,6 +20,7 @@ DTYPES: list[np.dtype[Any]] = [
             ml_dtypes.float8_e4m3b11fnuz, ml_dtypes.int4, ml_dtypes.uint2, ml_dtypes.float4_e2m1fn,
         ],
     ),
+    *(np.dtype(each).newbyteorder(">") for each in (ml_dtypes.bfloat16, ml_dtypes.float8_e5m2)),
     NESTED,
     np.dtype([("a", "i1"), ("b", "f8")], align=True),
     np.dtype([("a", "i1"), ("b", "f8")]),

@@ -86,7 +86,7 @@ def _bare_code(dtype: np.dtype[Any]) -> Any:
     if dtype.num >= _BUILTIN:
         if not is_shareable(dtype):
             raise TypeError(f"a field of dtype {dtype} cannot be shared: only NumPy's own types and ml_dtypes can")
-        return f"ml:{dtype.name}"
+        return f"ml:{dtype.name}" if dtype.isnative else f"ml:>{dtype.name}"
     return dtype.str
 
 
@@ -146,10 +146,12 @@ def _simple(code: str) -> np.dtype[Any]:
     if code.startswith("ml:"):
         import ml_dtypes
 
-        scalar = getattr(ml_dtypes, code[3:])
+        swapped = code.startswith("ml:>")
+        scalar = getattr(ml_dtypes, code[3 + swapped :])
         if not (isinstance(scalar, type) and issubclass(scalar, np.generic)):
             raise TypeError("ml_dtypes has no such type")
-        return np.dtype(scalar)
+        dtype: np.dtype[Any] = np.dtype(scalar)
+        return dtype.newbyteorder() if swapped else dtype
     if not _SIMPLE.fullmatch(code):
         raise ValueError("it is not what NumPy calls a dtype")
     return np.dtype(code)
