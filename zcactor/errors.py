@@ -77,6 +77,7 @@ __all__ = [
     "VersionMismatch",
     "ZcactorError",
     "make_remote_error",
+    "original_of",
     "remote_of",
 ]
 
@@ -269,6 +270,12 @@ class RemoteError(ZcactorError):
 def remote_of(error: BaseException | None) -> Remote:
     """The fields of a `RemoteError`; without a look at attributes of its original's class."""
     return BaseException.__getattribute__(error, "__zcactor_remote__")  # type: ignore[no-any-return]
+
+
+def original_of(error: BaseException) -> Any:
+    """The error behind the failure of a request: the original of a `RemoteError`, which may be of any class or None, or
+    else `error` itself."""
+    return remote_of(error).original if issubclass(type(error), RemoteError) else error
 
 
 _REMOTE_FIELDS = {

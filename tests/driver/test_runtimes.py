@@ -12,11 +12,13 @@ from typing import TextIO
 import pytest
 
 import zcactor as zc
+from tests import hostile
 from tests.driver.programs import Program, alive, until
 from tests.driver.test_driver import PATIENCE, Talker, spawn
 from zcactor.config import Config
 from zcactor.driver import runtimes
 from zcactor.driver.runtimes import EmbeddedRuntime
+from zcactor.rpc.call import Call
 
 
 class Writer:
@@ -224,3 +226,31 @@ async def test_an_agent_that_responds_may_be_late(monkeypatch: pytest.MonkeyPatc
         await zc.shutdown()
     assert killed == []
     assert node._agent.returncode == 0
+
+
+@pytest.mark.parametrize("kind", [hostile.Guarded, hostile.Masked, hostile.Proxy])
+async def test_actors_end_in_order_whatever_the_class_of_the_error_that_leaves_the_block(
+    kind: type[Exception], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    left: list[type] = []
+    try:
+        async with zc.init():
+            writer = await spawn(Writer)
+            await writer.write(path)
+            raise kind
+    except Exception as error:
+        left.append(type(error))
+    assert left == [kind]
+    assert path.read_text() == "line\n"
+    with pytest.raises(zc.NotInitialized):
+        await zc.shutdown()
+
+
+async def test_the_end_counts_calls_whatever_the_classes_of_their_errors(caplog: pytest.LogCaptureFixture) -> None:
+    async with zc.init() as runtime:
+        call = Call(runtime.process.process, runtime.process.loop, runtime.process.thread)
+        call.retrieved = True
+        call.fail(hostile.Proxy())
+        runtime.tell_unfinished([call])
+    assert not caplog.records

@@ -8,9 +8,10 @@ import pytest
 import uvloop
 
 import zcactor as zc
+from tests import hostile
 from tests.actors_gpu import Gpus
-from zcactor.errors import ObjectLost, ProtocolError
-from zcactor.objects.device_reach import DeviceReach
+from zcactor.errors import ObjectLost, ProtocolError, make_remote_error
+from zcactor.objects.device_reach import DeviceReach, _lost
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.process.context import current
 
@@ -43,3 +44,10 @@ async def test_regions_of_our_own() -> None:
         assert later is None
         with pytest.raises(ObjectLost, match="was freed before"):
             part.holder.raise_error()
+
+
+def test_an_array_is_lost_whatever_the_class_of_the_error_at_its_owner() -> None:
+    fields = {"type_name": "Proxy", "message": "no way", "remote_traceback": "", "actor": "", "host": "", "pid": 0}
+    remote = make_remote_error(hostile.Proxy("no way"), fields)
+    with pytest.raises(ObjectLost, match="no way"):
+        _lost(remote).raise_error()

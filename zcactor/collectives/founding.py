@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor import ids
+from zcactor.apart import text_of
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.collectives.rails import Rails
-from zcactor.errors import ActorDied, ConnectionLost, RemoteError, ZcactorError, remote_of
+from zcactor.errors import ActorDied, ConnectionLost, RemoteError, ZcactorError, original_of
 from zcactor.peers.seating import seat_of
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
@@ -98,12 +99,12 @@ async def found(
         try:
             latest = await process.groups().found(key, epoch, seats, options)
         except (RemoteError, ConnectionLost) as error:
-            original = remote_of(error).original if isinstance(error, RemoteError) else error
+            original = original_of(error)
             if not issubclass(type(original), LookupError | ZcactorError):
                 raise
             former_seats, seats = seats, [await seat_of(process, handle, lost=True) for handle in handles]
             if seats == former_seats:
-                raise ConnectionLost(f"a member of the group could not be made: {original}") from error
+                raise ConnectionLost(f"a member of the group could not be made: {text_of(original)}") from error
             continue  # an actor has left its process since it was located
         if latest is None:
             break

@@ -86,7 +86,7 @@ class Init:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if _runtime is not None:
-            checker = await _end(again=isinstance(error, KeyboardInterrupt))
+            checker = await _end(again=kind is not None and issubclass(kind, KeyboardInterrupt))
             if checker is not None and error is None:
                 checker.raise_found()
 

@@ -160,7 +160,7 @@ class Runtime(ABC):
         """
         unrun: Counter[str] = Counter()
         for call in calls:
-            if not call.known or isinstance(call.error, ENDS) or call.status in _NOT_RUN:
+            if not call.known or issubclass(type(call.error), ENDS) or call.status in _NOT_RUN:
                 unrun[call.label] += 1
             elif not call.retrieved and not call.awaited and call.status == Status.ERROR:
                 self.process.unseen.note(call)

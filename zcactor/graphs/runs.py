@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zcactor import ids
-from zcactor.apart import bare
+from zcactor.apart import bare, text_of
 from zcactor.api.future import ObjectRef, packed_result, value_of
 from zcactor.api.handle import ActorHandle
 from zcactor.errors import (
@@ -18,7 +18,7 @@ from zcactor.errors import (
     MailboxFull,
     RemoteError,
     ZcactorError,
-    remote_of,
+    original_of,
 )
 from zcactor.graphs.layout import RUN_BITS, GraphLayout, NodeSlot, tasks_of
 from zcactor.graphs.share import KEY_NBYTES
@@ -154,12 +154,14 @@ class Runs:
             try:
                 await self._divide(ids.token(KEY_NBYTES), seats)
             except (RemoteError, ConnectionLost) as error:
-                original = remote_of(error).original if isinstance(error, RemoteError) else error
+                original = original_of(error)
                 if not issubclass(type(original), LookupError | ZcactorError):
                     raise
                 before, seats = seats, [await seat_of(process, handle, lost=True) for handle in self.handles]
                 if seats == before or attempt == _ATTEMPTS - 1:
-                    raise ConnectionLost(f"the graph of {steps[0].spec.label} could not be made: {original}") from error
+                    raise ConnectionLost(
+                        f"the graph of {steps[0].spec.label} could not be made: {text_of(original)}"
+                    ) from error
             else:
                 self._lost = False
                 return

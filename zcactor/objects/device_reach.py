@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from zcactor.apart import bare
+from zcactor.apart import bare, text_of
 from zcactor.errors import (
     ConnectionLost,
     DeviceError,
@@ -21,7 +21,7 @@ from zcactor.errors import (
     ProtocolError,
     RemoteError,
     ZcactorError,
-    remote_of,
+    original_of,
 )
 from zcactor.later import np
 from zcactor.marshal.values import Code, unpackers
@@ -234,7 +234,7 @@ class DeviceReach:
             try:
                 values = await self._requests.ask(owner, "device_bytes", lease.id, lease.offset, lease.nbytes)
             except RemoteError as error:
-                if not isinstance(remote_of(error).original, OutOfMemory):
+                if not issubclass(type(original_of(error)), OutOfMemory):
                     raise
             else:
                 if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape == (lease.nbytes,):
@@ -278,9 +278,9 @@ def _lost(error: Exception) -> LostPart:
     """The part of an array that could not be copied. The error loses its traceback, which refers to memory: others may
     keep the error, as a session keeps that of its end."""
     error = bare(error, None)
-    found = remote_of(error).original if isinstance(error, RemoteError) else error
-    full = bare(found, None) if isinstance(found, OutOfMemory) else None
-    return LostPart(f"an array on a GPU could not be copied here: {found}", full)
+    found = original_of(error)
+    full = bare(found, None) if issubclass(type(found), OutOfMemory) else None
+    return LostPart(f"an array on a GPU could not be copied here: {text_of(found)}", full)
 
 
 def _key(lease: DeviceLease) -> _Key:

@@ -12,10 +12,10 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zcactor.apart import bare
+from zcactor.apart import bare, text_of
 from zcactor.api.handle import ActorHold
 from zcactor.api.passing import OwnRef, RefHolder
-from zcactor.errors import ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError, remote_of
+from zcactor.errors import ObjectLost, OutOfMemory, ProtocolError, ZcactorError, original_of
 from zcactor.objects.device_reach import DeviceReach
 from zcactor.objects.holders import granted, reached
 from zcactor.objects.locations import LostPart, outcome
@@ -232,7 +232,9 @@ class Resolver:
                 await session.connection.open_writable()
             return reached(session, ours, holder)
         except (ZcactorError, OSError) as error:
-            found = remote_of(error).original if isinstance(error, RemoteError) else error
-            full = bare(found, None) if isinstance(found, OutOfMemory) else None
-            text = f"its owner has ended ({failure}), and it is not to be had from whoever passed it on: {found}"
+            found = original_of(error)
+            full = bare(found, None) if issubclass(type(found), OutOfMemory) else None
+            text = (
+                f"its owner has ended ({failure}), and it is not to be had from whoever passed it on: {text_of(found)}"
+            )
             return Part(region.kind, LostPart(text, full), 0, 0)
