@@ -286,6 +286,18 @@ def test_caches_in_a_script_travel_and_locks_are_named() -> None:
     assert all(line.endswith(f"the class {line.split('.')[1].split()[0]} {module}") for line in lines[5:])
 
 
+RINGS = Path(__file__).with_name("script_of_rings.py")
+
+
+def test_the_lock_is_named_where_a_function_names_its_class_again() -> None:
+    done = subprocess.run([sys.executable, RINGS], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(" (cannot pickle")[0] for line in done.stdout.splitlines()] == [
+        f"__main__.{way} global 'LOCK' cannot be sent: it is of type _thread.lock"
+        for way in ("Direct.get global 'helper'", "Indirect.get global 'around'", "Attribute.get")
+    ]
+
+
 SLOTTED = Path(__file__).with_name("script_of_slots.py")
 
 

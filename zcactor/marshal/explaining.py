@@ -17,7 +17,7 @@ from types import (
     MemberDescriptorType,
     MethodType,
 )
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor.apart import bare, class_name, fields_of, is_any, module_name, mro_of, namespace_of, text_of, type_name
 from zcactor.errors import ZcactorError
@@ -36,6 +36,8 @@ __all__ = ["explain"]
 
 _DEPTH: Final = 32
 """Steps of a path, at most: every step pickles what is below it once more."""
+_LOOKS: Final = 2 * _DEPTH
+"""Parts that are looked into, at most: functions that name each other have as many ways through them as they like."""
 _KEY_LENGTH: Final = 50
 """Characters of a key in a path."""
 _PLAIN = (TypeError, pickle.PicklingError, AttributeError, RecursionError, ValueError)
@@ -46,6 +48,8 @@ _BY_PROCESS = (
     type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore,
     threading.Barrier, threading.Thread, threading.local, contextvars.ContextVar, *io.IOBase.__bases__,
 )  # fmt: skip
+_GLOBAL: Final = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
+"""Operations by which a function names a global: those by which cloudpickle finds what travels with it."""
 _FIELDS = (GetSetDescriptorType, MemberDescriptorType)
 """Types of the descriptor of a ``__dict__``. That of `types.SimpleNamespace` has the second."""
 
@@ -75,15 +79,7 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
         reason = _probe(value)
         if reason is None:
             continue
-        holder = _name(value) if _is_code(value) else ""
-        for _ in range(_DEPTH):
-            below = _first(list(_parts(value)))
-            if below is None:
-                break
-            step, value = below
-            reason = _probe(value) or reason
-            path += step
-            holder = holder or (_name(value) if _is_code(value) else "")
+        path, value, reason, holder = _followed(_Step(path, value, reason, ""))
         if type(reason) is not type(error) or text_of(reason) != text_of(error):
             return None
         why = f"it is of type {type_name(type(value))} ({text_of(reason)})"
@@ -96,6 +92,47 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
             notes.append(told)
         return None
     return None
+
+
+class _Step(NamedTuple):
+    """A value on the way to the part that cannot be pickled."""
+
+    path: str
+    value: Any
+    reason: BaseException
+    """The error of pickling it."""
+    holder: str
+    """The outermost class or function on the way to it that travels by value, as messages name it; empty without
+    one."""
+
+
+def _followed(begin: _Step) -> _Step:
+    """The innermost part that cannot be pickled, on a way from `begin` that meets no part twice.
+
+    A class may name a function that names the class again. Both cannot be pickled then, and neither need be the reason:
+    from where all ways lead back, the search goes on a step before.
+    """
+    way = [begin._replace(holder=_name(begin.value) if _is_code(begin.value) else "")]
+    met = {id(begin.value): begin.value}
+    back: _Step | None = None
+    for _ in range(_LOOKS):
+        at = way[-1]
+        parts = list(_parts(at.value))
+        others = [(step, part) for step, part in parts if id(part) not in met]
+        below = _first(others) if len(way) <= _DEPTH else None
+        if below is not None:
+            step, value = below
+            holder = at.holder or (_name(value) if _is_code(value) else "")
+            way.append(_Step(at.path + step, value, _probe(value) or at.reason, holder))
+            met[id(value)] = value
+        elif len(others) == len(parts) or len(way) > _DEPTH:
+            return at
+        else:
+            back = back or at
+            way.pop()
+            if not way:
+                return back
+    return back or at
 
 
 def _first(parts: list[tuple[str, Any]]) -> tuple[str, Any] | None:
@@ -252,12 +289,15 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_of(function: FunctionType) -> list[str]:
+    """The globals that a function or a function within it reads or writes. ``co_names`` has attributes, too."""
+    import dis  # for the message only
+
     codes = [function.__code__]
-    names: list[str] = []
+    names: dict[str, None] = {}
     for code in codes:  # grows: the codes of inner functions
-        names += code.co_names
+        names.update((each.argval, None) for each in dis.get_instructions(code) if each.opname in _GLOBAL)
         codes += [each for each in code.co_consts if type(each) is type(code)]
-    return names
+    return list(names)
 
 
 def _shown(key: Any) -> str:
