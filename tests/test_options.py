@@ -65,6 +65,29 @@ BAD: dict[str, list[Any]] = {
     "concurrency_group": ["", None, 3],
     "inline": [1, None],
 }
+BEYOND: dict[str, list[tuple[Any, str]]] = {
+    **{
+        name: [("x\udc80", r"must be a text that UTF-8 can encode, got 'x\\udc80': it has a lone surrogate at place 1")]
+        for name in ("name", "namespace", "node", "concurrency_group")
+    },
+    **{
+        name: [(each, f"must be at most 9,223,372,036,854,775,807 as an int, got {each:,}") for each in (2**63, 10**30)]
+        for name in (
+            "num_cpus", "num_gpus", "timeout", "max_concurrency", "max_pending_calls", "max_restarts", "max_retries",
+            "retries",
+        )
+    },
+    "resources": [({"a": 2**63}, "the value of 'a' must be at most"), ({"\udc80": 1}, "a key must be a text")],
+    "concurrency_groups": [({"a": 2**63}, "the value of 'a' must be at most"), ({"\udc80": 1}, "a key must be a text")],
+    "env": [
+        ({"A=B": "x"}, r"'A=B' \(for 'x'\) cannot be the name of a variable"),
+        ({"": "x"}, r"'' \(for 'x'\) cannot be the name of a variable"),
+        ({"A\0": "x"}, r"'A\\x00' \(for 'x'\) cannot be the name of a variable"),
+        ({"A": "x\0"}, r"the value of 'A' is 'x\\x00'"),
+        ({"\udc80": "x"}, r"a key must be a text that UTF-8 can encode, got '\\udc80'"),
+        ({"A": "\udc80"}, r"the value of 'A' must be a text that UTF-8 can encode, got '\\udc80'"),
+    ],
+}  # fmt: skip
 TYPES = {"spawn": SpawnOptions, "declaration": ActorDeclaration, "call": CallOptions, "method": MethodOptions}
 
 
@@ -85,6 +108,14 @@ def test_values(table: str) -> None:
             assert text.startswith(f"Place.options: option {name!r} must be ")
             assert repr(value) in text
             assert all(known in text for known in _TABLES[table])
+
+
+@pytest.mark.parametrize("table", TYPES)
+def test_values_that_no_other_process_can_have_are_refused_where_they_are_given(table: str) -> None:
+    for name in BEYOND.keys() & _TABLES[table].keys():
+        for value, text in BEYOND[name]:
+            with pytest.raises(ValueError, match=f"Place.options: option {name!r}:? {text}"):
+                check_options(table, "Place.options", {name: value})
 
 
 @pytest.mark.parametrize("table", TYPES)

@@ -211,7 +211,8 @@ def _options() -> Iterator[str]:
         Options of an actor are given to its class, `@zc.actor(max_restarts=1)`, or at a spawn,
         `Shard.options(max_restarts=1)`, which wins. Options of a method are given to `@zc.method(timeout=5)`, or to
         one call, `shard.push.options(timeout=5)(x)`, which wins. An unknown option or a value of the wrong type
-        raises `TypeError`, which lists the valid ones.
+        raises `TypeError`, which lists the valid ones; a text with a lone surrogate, an integer of 2^63 or more, and
+        a variable in `env` that no process can have, `ValueError`.
         """
     )
     for title, cls, table in (

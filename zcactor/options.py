@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 __all__ = [
     "ActorDeclaration",
@@ -13,10 +13,14 @@ __all__ = [
     "MethodOptions",
     "SpawnOptions",
     "accepted",
+    "check_can_be_sent",
     "check_options",
     "check_together",
     "checked_seconds",
 ]
+
+_MOST: Final = (1 << 63) - 1
+"""The greatest integer that processes tell each other."""
 
 
 class SpawnOptions(TypedDict, total=False):
@@ -179,6 +183,7 @@ def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: an unknown option, or a value of the wrong type. The message lists all options, and the closest one.
+        ValueError: a value that no other process can be told, or variables that no process can have.
     """
     known = _TABLES[table]
     for name, value in options.items():
@@ -195,6 +200,52 @@ def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
                 f"{where}: option {name!r} must be {expected}, got {value!r} ({type(value).__name__}). "
                 f"Valid options: {', '.join(known)}"
             )
+        what = f"{where}: option {name!r}"
+        check_can_be_sent(what, value)
+        if name == "env":
+            _check_variables(what, value)
+
+
+def check_can_be_sent(what: str, value: Any) -> None:
+    """Check that other processes can be told a value from the user's program.
+
+    Args:
+        what: the name of the value, for messages.
+        value: a text, a number, a mapping of these, or another value, which always passes.
+
+    Raises:
+        ValueError: a text in it cannot be encoded in UTF-8, or an integer in it is too large.
+    """
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            check_can_be_sent(f"{what}: a key", key)
+            check_can_be_sent(f"{what}: the value of {key!r}", each)
+    elif isinstance(value, int) and value > _MOST:
+        raise ValueError(f"{what} must be at most {_MOST:,} as an int, got {value:,}")
+    elif isinstance(value, str):
+        try:
+            str.encode(value)
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{what} must be a text that UTF-8 can encode, got {value!r}: it has a lone surrogate at place "
+                f"{error.start}"
+            ) from None
+
+
+def _check_variables(what: str, env: Mapping[str, str]) -> None:
+    """Check that a process can have these environment variables; see environ(7).
+
+    Raises:
+        ValueError: it cannot.
+    """
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name:
+            raise ValueError(
+                f"{what}: {name!r} (for {value!r}) cannot be the name of a variable, which has at least one character "
+                "and neither '=' nor a zero"
+            )
+        if "\0" in value:
+            raise ValueError(f"{what}: the value of {name!r} is {value!r}, and the value of a variable has no zero")
 
 
 def check_together(where: str, options: Mapping[str, Any]) -> None:

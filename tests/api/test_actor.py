@@ -313,6 +313,13 @@ async def test_cancelling_a_spawn_ends_the_actor() -> None:
 # ---------------------------------------------------------------- names
 
 
+async def test_names_that_no_actor_can_have_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"zc.get_actor: name must be a text that UTF-8 can encode, got '\\udc80'"):
+        await zc.get_actor("\udc80")
+    with pytest.raises(ValueError, match=r"zc.get_actor: namespace must be a text .*, got '\\udc80'"):
+        await zc.get_actor("one", namespace="\udc80")
+
+
 async def test_names() -> None:
     first = await Plain.options(name="one").spawn()
     assert await zc.get_actor("one") == first

@@ -297,6 +297,7 @@ def test_an_address_is_for_the_end_of_a_cluster(hosts: Hosts) -> None:
         ('{"tape": NaN}', "must be a JSON object of amounts >= 0"),
         ('{"tape": Infinity}', "must be a JSON object of amounts >= 0"),
         ('{"tape": 1' + "0" * 400 + "}", "must be a JSON object of amounts >= 0"),
+        ('{"\\udc80": 1}', "--resources: a key must be a text that UTF-8 can encode, got '\\udc80'"),
         ('{"CPU": 1}', "give CPU by --num-cpus, not in --resources"),
         ('{"GPU": 1}', "give GPU by --num-gpus, not in --resources"),
     ],

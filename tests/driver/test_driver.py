@@ -286,6 +286,8 @@ async def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ({"resources": {"tape": -1}}, TypeError, "tape"),
         ({"resources": {"tape": True}}, TypeError, "tape"),
         ({"resources": {3: 1}}, TypeError, "resources"),
+        ({"resources": {"\udc80": 1}}, ValueError, "resources: a key must be a text that UTF-8 can encode"),
+        ({"resources": {"tape": 10**30}}, ValueError, "resources: the value of 'tape' must be at most"),
         ({"token": 3}, TypeError, "token"),
         ({"namespace": 3}, TypeError, "namespace"),
         ({"address": "127.0.0.1:1", "token": "00" * 32}, zc.ConnectionLost, "127.0.0.1:1 cannot be reached"),

@@ -19,7 +19,14 @@ from zcactor.ids import for_spawn
 from zcactor.interface import MARK, Interface, constructor_of, shown
 from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
-from zcactor.options import ActorDeclaration, MethodOptions, SpawnOptions, check_options, check_together
+from zcactor.options import (
+    ActorDeclaration,
+    MethodOptions,
+    SpawnOptions,
+    check_can_be_sent,
+    check_options,
+    check_together,
+)
 from zcactor.process.context import current, current_host
 
 if TYPE_CHECKING:
@@ -86,7 +93,7 @@ def method(function: Any = None, /, **options: Any) -> Any:
     Raises:
         TypeError: an unknown option, a value of the wrong type, an object that is not a function, or ``inline=True``
             for a coroutine function or a generator function.
-        ValueError: two options contradict each other.
+        ValueError: two options contradict each other, or a value cannot be sent.
     """
     check_options("method", "zc.method", options)
     check_together("zc.method", options)
@@ -185,6 +192,8 @@ class Actor:
 
         Raises:
             TypeError: an unknown option or a value of the wrong type.
+            ValueError: a text with a lone surrogate, an integer of 2^63 or more, or a variable in ``env`` that no
+                process can have.
         """
         check_options("spawn", f"{shown(cls.__name__)}.options", options)
         return ActorOptions(cls, options)
@@ -225,6 +234,7 @@ def actor(cls: Any = None, /, **options: Any) -> Any:
     Raises:
         TypeError: the decorated object is not a class, an option is unknown or has a value of the wrong type, or the
             class has a ``spawn`` or ``options`` of its own. The class is unchanged then.
+        ValueError: as for `Actor.options`.
     """
     check_options("declaration", "zc.actor", options)
 
@@ -469,6 +479,7 @@ async def get_actor(name: str, *, namespace: str | None = None) -> Any:
 
     Raises:
         NotInitialized: no runtime is running.
+        ValueError: `name` or `namespace` has a lone surrogate, so that no actor can have it.
         NoSuchActor: no living actor has that name; the message lists the names in use.
         ConnectionLost: the node agent has ended.
         HeadUnavailable: the head's log has not taken earlier decisions.
@@ -476,6 +487,8 @@ async def get_actor(name: str, *, namespace: str | None = None) -> Any:
     Cancelling has no effect on the actor.
     """
     process = current()
+    check_can_be_sent("zc.get_actor: name", name)
+    check_can_be_sent("zc.get_actor: namespace", namespace)
     return await process.head.ask_agent("get_actor", name, namespace or process.namespace)
 
 

@@ -21,6 +21,7 @@ from zcactor.config import load_config
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.interface import shown
 from zcactor.node.agent_main import AGAIN
+from zcactor.options import check_can_be_sent
 from zcactor.process.loops import run
 from zcactor.token import default_file, make_token_file
 from zcactor.workers.kept_records import nodes_apart
@@ -66,6 +67,10 @@ def custom_resources(text: str | None) -> dict[str, float]:
     )
     if not good:
         raise fail(f"--resources must be a JSON object of amounts >= 0, not {text}", 2)
+    try:
+        check_can_be_sent("--resources", dict.fromkeys(resources, 0))
+    except ValueError as error:
+        raise fail(error, 2) from error
     for name in ("CPU", "GPU"):
         if name in resources:
             raise fail(f"give {name} by --num-{name.lower()}s, not in --resources", 2)

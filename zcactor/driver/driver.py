@@ -38,6 +38,7 @@ from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
+from zcactor.options import check_can_be_sent
 from zcactor.process import context
 from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
@@ -145,7 +146,8 @@ def init(
 
     Raises:
         TypeError: an argument has the wrong type, or is no setting; at the call.
-        ValueError: `transports` names an unknown transport, or `resources` names CPU or GPU; at the call.
+        ValueError: `transports` names an unknown transport, or `resources` names CPU or GPU or has a name with a lone
+            surrogate or an integer of 2^63 or more; at the call.
 
     Raises when awaited:
         AlreadyInitialized: the runtime is running in this process, or the process is an actor's.
@@ -170,6 +172,7 @@ def init(
     for key, amount in given.items():
         if not isinstance(key, str) or isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
             raise TypeError(f"zc.init: resources maps names to amounts >= 0, got {key!r}: {amount!r}")
+        check_can_be_sent("zc.init: resources", {key: amount})
         if key in ("CPU", "GPU"):
             raise ValueError(f"zc.init: give {key} by num_{key.lower()}s, not in resources")
     named = {
