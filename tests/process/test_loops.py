@@ -23,7 +23,12 @@ async def loop_type() -> type:
 
 @pytest.mark.parametrize(
     ("value", "name", "module"),
-    [(None, "uvloop", "uvloop"), ("uvloop", "uvloop", "uvloop"), ("asyncio", "asyncio", "asyncio")],
+    [
+        (None, "uvloop", "uvloop"),
+        ("", "uvloop", "uvloop"),
+        ("uvloop", "uvloop", "uvloop"),
+        ("asyncio", "asyncio", "asyncio"),
+    ],
 )
 def test_the_loop_that_is_told(monkeypatch: pytest.MonkeyPatch, value: str | None, name: str, module: str) -> None:
     if value is None:

@@ -28,12 +28,12 @@ _TERMINATED = 128 + signal.SIGTERM
 
 
 def loop_name() -> str:
-    """Return the name of the event loop in ``ZCACTOR_LOOP``, by default ``"uvloop"``.
+    """Return the name of the event loop in ``ZCACTOR_LOOP``, by default and where that is empty ``"uvloop"``.
 
     Raises:
         ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``.
     """
-    name = os.environ.get("ZCACTOR_LOOP", "uvloop")
+    name = os.environ.get("ZCACTOR_LOOP") or "uvloop"
     if name not in _NAMES:
         raise ValueError(f"ZCACTOR_LOOP is {name!r}; valid values: {', '.join(_NAMES)}")
     return name
