@@ -68,6 +68,22 @@ def test_watchers_are_kept_by_nobody_else() -> None:
     assert not sessions.watched(session)
 
 
+def test_processes_are_named_and_paths_are_left_as_they_are() -> None:
+    sessions, digits = Sessions(US), "0123456789abcdef" * 2
+    for text, named in (
+        (f"process {digits} is gone", "process 01234567 is gone"),
+        (f"no RDMA to {digits}: no card", "no RDMA to process 01234567: no card"),
+        (f"{digits}@127.0.0.1:5, it hung up", "process 01234567 at 127.0.0.1:5, it hung up"),
+        (f"the peer ({digits})", "the peer (process 01234567)"),
+    ):
+        assert sessions.named(text) == named
+    for path in (
+        f"/tmp/zcactor-0-{digits}", f"/tmp/zcactor-0-{digits}/x", f"/run/{digits}", f"/run/a {digits}/b",
+        f"{digits}.sock", f"node-{digits}.json", f"./{digits}-1", f"/tmp/a+{digits}", f"/tmp/a:{digits}",
+    ):  # fmt: skip
+        assert sessions.named(f"not reached in {path}: refused") == f"not reached in {path}: refused"
+
+
 @pytest.mark.slow
 async def test_processes_are_named_by_what_they_are(node: zc.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     process = context.current()

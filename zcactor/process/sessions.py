@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Sessions", "StandIn"]
 
-_ID: Final = re.compile(r"(?:process )?(?<![/\w])([0-9a-f]{32})(?![.\w])(?:@([^\s,;]*[^\s,;:.]))?")
-"""The form in which messages of transports name a process."""
+_ID: Final = re.compile(r"(?:process )?(?<![^\s('\"])([0-9a-f]{32})(?![./\w-])(?:@([^\s,;]*[^\s,;:.]))?")
+"""The form in which messages of transports name a process: a word of its own. Parts of paths are left as they are."""
 _NAMED: Final = 3
 """Number of actors by which a message names a process, at most."""
 _REMEMBERED: Final = 1_000
