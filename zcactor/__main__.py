@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import io
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from zcactor.standard import open_standard
 
@@ -15,9 +17,34 @@ __all__ = ["main"]
 _EXTRA = frozenset({"click", "rich"})
 
 
+class _Output(io.FileIO):
+    """The file behind standard output. It remembers why it could not be written to: elsewhere such an error looks like
+    one of a command's own files."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _watched() -> _Output:
+    """Have ``sys.stdout`` write to a file that remembers its failure, and return that file."""
+    output, now = _Output(1, "w", closefd=False), sys.stdout
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(output), now.encoding, now.errors, line_buffering=getattr(now, "line_buffering", False)
+    )
+    return output
+
+
 def main() -> None:
-    """Run the command line, then end the process with its exit status: 2 where the ``cli`` extra is not installed."""
+    """Run the command line, then end the process with its exit status: 2 where the ``cli`` extra is not installed, and
+    1 where the output of a command that has succeeded could not be written."""
     open_standard()
+    output = _watched()
     gc.disable()  # all that importing makes stays: to look for garbage takes a tenth of its time
     try:
         from zcactor.cli.main import app
@@ -33,14 +60,23 @@ def main() -> None:
     except SystemExit as ended:
         if not isinstance(ended.code, int):
             raise
-        _end(ended.code)
+        _end(ended.code, output)
+    except OSError as error:
+        if error is not output.failure:
+            raise
+        _end(0, output)
 
 
-def _end(status: int) -> NoReturn:
+def _end(status: int, output: _Output) -> NoReturn:
     """End the process without finalizing the interpreter, which takes longer than some commands. A node that was forked
     from this process shares its memory, and the kernel would first have to copy the pages that finalizing writes to."""
-    with contextlib.suppress(BrokenPipeError):  # the reader of our output has closed it
+    with contextlib.suppress(OSError):  # the file remembers it
         sys.stdout.flush()
+    failure = output.failure
+    with contextlib.suppress(OSError):  # nobody is left to be told
+        if failure is not None and failure.errno != errno.EPIPE and not status:  # the reader has closed a pipe
+            status = 1
+            print(f"zcactor: standard output cannot be written to: {failure.strerror}", file=sys.stderr)
         sys.stderr.flush()
     os._exit(status)
 

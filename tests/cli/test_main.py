@@ -132,6 +132,26 @@ def test_nobody_reads_the_output(here: Path, arguments: tuple[str, ...]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--version",), ("--help",), ("doctor",), ("doctor", "--json"), ("token",), ("stop",), ("run", "--explain"),
+        ("k8s", "render", "--name", "a", "--image", "b", "--nodes", "1", "--secret", "s", "true"),
+    ],
+)  # fmt: skip
+def test_output_that_cannot_be_written_is_told_in_one_sentence(here: Path, arguments: tuple[str, ...]) -> None:
+    own = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(here), "XDG_STATE_HOME": str(here)}
+    with open("/dev/full", "wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "zcactor", *arguments], cwd=here, env={**os.environ, **own}, stdout=output,
+            stderr=subprocess.PIPE, text=True, check=False, timeout=50,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        1, "zcactor: standard output cannot be written to: No space left on device\n"
+    )  # fmt: skip
+
+
+@pytest.mark.slow
 def test_help(here: Path) -> None:
     done = run(here, "--help")
     assert (done.returncode, done.stderr) == (0, "")
