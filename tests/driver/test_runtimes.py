@@ -254,3 +254,39 @@ async def test_the_end_counts_calls_whatever_the_classes_of_their_errors(caplog:
         call.fail(hostile.Proxy())
         runtime.tell_unfinished([call])
     assert not caplog.records
+
+
+SHARING = """
+from multiprocessing import shared_memory
+class Sharing:
+    def share(self):
+        self.memory = shared_memory.SharedMemory(create=True, size=4096)
+        return self.memory.name
+    def crash(self): os._exit(1)
+async def main():
+    async with zc.init():
+        for end in ("kill", "crash"):
+            actor = await zc.spawn(Sharing)
+            path = "/dev/shm/" + await actor.share()
+            assert os.path.exists(path)
+            if end == "kill":
+                await zc.kill(actor)
+            else:
+                await asyncio.gather(actor.crash(), return_exceptions=True)
+            while os.path.exists(path):
+                await asyncio.sleep(0)
+            tell(gone=end)
+        actor = await zc.spawn(Sharing)
+        path = "/dev/shm/" + await actor.share()
+        tell(path=path)
+        os._exit(0)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_shared_memory_of_actors_is_removed_when_they_are_killed_or_crash_or_their_program_does() -> None:
+    with Program(SHARING) as program:
+        assert [program.told("gone") for _ in range(2)] == ["kill", "crash"]
+        program.told("path")
+        program.assert_clean()

@@ -40,6 +40,9 @@ def _behave(request: dict[str, Any]) -> None:
             raise ValueError("mine")
         case "descriptors":
             print(sorted(int(fd) for fd in os.listdir("/proc/self/fd")))
+        case "share":
+            subprocess.Popen([sys.executable, "-c", SHARING.format(kept=request["kept"])])
+            signal.pause()
         case "sleep":
             for own_session in (False, True):
                 pid = os.fork()
@@ -49,6 +52,19 @@ def _behave(request: dict[str, Any]) -> None:
                     os.write(1, b"%d\n" % os.getpid())
                     signal.pause()
             signal.pause()
+
+
+SHARING = """
+import signal, subprocess
+from multiprocessing import resource_tracker, shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+tracker = resource_tracker._resource_tracker
+if {kept}:  # by a process that is not killed
+    subprocess.Popen(["sleep", "1000"], start_new_session=True, pass_fds=[tracker._fd], stdout=2)
+print(memory.name, tracker._pid, flush=True)
+signal.pause()
+"""
+"""A program of a worker's that shares memory."""
 
 
 class Zygote:
@@ -248,6 +264,45 @@ def test_what_a_worker_has_started_is_dead_when_its_end_is_reported(zygote: Zygo
         assert zygote.heard()["pid"] == pid
         until(lambda: not alive(same_group), "what is left of its group ends", PATIENCE)
     os.close(error)
+
+
+def shares(zygote: Zygote, *, kept: bool = False) -> tuple[int, Path, int]:
+    """Start a worker that shares memory. Returns its pid, the file, and the pid of the resource tracker."""
+    pid, out, error = zygote.start(do="share", kept=kept)
+    os.close(error)
+    with os.fdopen(out) as file:
+        name, tracker = file.readline().split()
+    return pid, Path("/dev/shm", name), int(tracker)
+
+
+@pytest.mark.slow
+def test_shared_memory_of_a_killed_worker_is_gone_when_its_end_is_reported(zygote: Zygote) -> None:
+    pid, memory, tracker = shares(zygote)
+    assert memory.exists()
+    os.kill(pid, signal.SIGKILL)
+    assert zygote.heard() == {"pid": pid, "status": signal.SIGKILL}
+    assert not memory.exists() and not alive(tracker)
+
+
+@pytest.mark.slow
+def test_shared_memory_of_workers_is_gone_when_the_zygote_has_ended(zygote: Zygote) -> None:
+    _, memory, tracker = shares(zygote)
+    zygote.sock.close()
+    until(lambda: not alive(zygote.pid), "the zygote ends")
+    assert not memory.exists() and not alive(tracker)
+
+
+@pytest.mark.slow
+def test_a_resource_tracker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcactor.workers.zygote._CLEARING", 0.0)
+    zygote = Zygote()
+    pid, memory, tracker = shares(zygote, kept=True)
+    os.kill(pid, signal.SIGKILL)
+    assert zygote.heard() == {"pid": pid, "status": signal.SIGKILL}
+    until(lambda: not alive(tracker), "the tracker is killed")
+    zygote.sock.close()
+    os.waitpid(zygote.pid, 0)
+    memory.unlink(missing_ok=True)
 
 
 OUTLIVING = """

@@ -15,7 +15,7 @@ import msgspec
 from zcactor import ids
 from zcactor.workers.output import LineReader
 from zcactor.workers.worker_table import WorkerRecord, WorkerTable
-from zcactor.workers.zygote import ZYGOTE_MESSAGE
+from zcactor.workers.zygote import ZYGOTE_MESSAGE, kill_group
 
 if TYPE_CHECKING:
     import asyncio
@@ -178,6 +178,8 @@ class Pool(WorkerTable):
                 self._lost()
                 for left in list(self.by_process.values()):
                     left.kill()
+                    if left.pid:
+                        kill_group(left.pid)
                     self._end(left, "the node's zygote ended, and all workers with it")
                 return
             report = msgspec.msgpack.decode(message)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import InsufficientResources
-from zcactor.workers.zygote import kill_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +74,8 @@ class WorkerRecord:
         return self.next_index - 1
 
     def kill(self, cause: str | None = None) -> None:
-        """Send SIGKILL to the worker and to all processes that it has started, now or once it is forked.
+        """Send SIGKILL to the worker, now or once it is forked. The zygote kills the processes that it has started, and
+        gives time to those that remove its shared memory.
 
         Args:
             cause: the result of `ended`; None for the kernel's report.
@@ -82,7 +85,8 @@ class WorkerRecord:
         self.doomed = True
         self.cause = self.cause or cause
         if self.pid:
-            kill_group(self.pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class WorkerTable:

@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 import msgspec
 
@@ -38,6 +38,7 @@ __all__ = [
     "adopt_orphans",
     "adopts_orphans",
     "children_of_ours",
+    "is_tracker",
     "kill_group",
     "kill_orphans",
     "outlive_sigterm",
@@ -57,6 +58,11 @@ _LAST_STEPS = 1.0
 """Seconds of the last steps of a worker that has failed."""
 _KILL_ROUNDS = 100
 """Generations of orphans killed at the end: the children of a killed process become ours, and are next."""
+
+_TRACKER: Final = b"resource_tracker import main"
+"""Part of the command line of multiprocessing's resource tracker, and of joblib's."""
+_CLEARING: Final = 1.0
+"""Seconds that a resource tracker gets to end by itself, which takes some hundredths."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -116,7 +122,7 @@ def adopts_orphans() -> bool:
 
 def kill_orphans() -> None:
     """Send SIGKILL to every child of this process, and to their children as they become ours. Returns when all have
-    ended.
+    ended. Resource trackers (`is_tracker`) are killed last, when they have had time to end by themselves.
 
     All are dead before the first is reaped. Should this process be killed meanwhile, its adopter finds the sessions of
     dead workers by their entries, and so the processes left in those sessions (`zcactor.workers.orphans.LastResort`). A
@@ -125,7 +131,11 @@ def kill_orphans() -> None:
     seen: set[int] = set()
     killed: list[int] = []
     for _ in range(_KILL_ROUNDS):
-        left = [pid for pid in children_of_ours() if pid not in seen]
+        trackers = [pid for pid in children_of_ours() if pid not in seen]
+        left = [pid for pid in trackers if not is_tracker(pid)]
+        if trackers and not left:
+            left = trackers
+            _let_end(trackers, _CLEARING)
         if not left:
             break
         dying = []
@@ -141,6 +151,26 @@ def kill_orphans() -> None:
     for pid in killed:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether a process is a resource tracker: it removes what the users of a pipe have left in /dev/shm, once the last
+    of them has ended. Killed with them, it leaves that there for ever."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return _TRACKER in file.read()
+    except OSError:  # the process is gone
+        return False
+
+
+def _let_end(pids: list[int], seconds: float) -> None:
+    """Wait until all these children have ended, and at most `seconds`."""
+    until = time.monotonic() + seconds
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(pid)
+            wait_for_end(pidfd, until - time.monotonic())
+            os.close(pidfd)
 
 
 def children_of_ours() -> list[int]:
@@ -192,20 +222,20 @@ def run_zygote(
     signal.signal(signal.SIGCHLD, lambda *_: None)
     become_worker = _prepared(prepare) if at_once else None
     idle = None if at_once else _QUIET
-    children: set[int] = set()
+    workers = _Workers()
     encode = msgspec.msgpack.encode
     while True:
-        ready, _, _ = select.select([sock.fileno(), wake_read], [], [], idle)
-        if not ready:
+        patience = workers.patience()
+        ready, _, _ = select.select([sock.fileno(), wake_read], [], [], idle if patience is None else patience)
+        if not ready and patience is None:
             import_module("numpy")
-        idle = None
+        if patience is None:
+            idle = None
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
-            for pid, status in _reap(children):
-                if pid not in children:
-                    continue  # an orphan
-                children.remove(pid)
+        if wake_read in ready or patience is not None:
+            for pid, status in workers.reap():
                 with contextlib.suppress(OSError):  # the agent is gone: the next read notices it
                     sock.send(encode({"pid": pid, "status": status}))
         if sock.fileno() not in ready:
@@ -246,13 +276,11 @@ def run_zygote(
                     sys.excepthook(*sys.exc_info())
                 finally:
                     os._exit(status)
-        children.add(pid)
+        workers.pids.add(pid)
         for fd in descriptors:
             os.close(fd)
         with contextlib.suppress(OSError):
             sock.send(encode({"pid": pid}))
-    for pid in children:
-        kill_group(pid)
     kill_orphans()
 
 
@@ -263,20 +291,117 @@ def _prepared(prepare: Callable[[], Callable[[dict[str, Any]], float]]) -> Calla
     return become_worker
 
 
-def _reap(workers: set[int]) -> list[tuple[int, int]]:
-    """Every child that has ended, with its wait status. The rest of a worker's group is killed first, as long as the
-    group can still be found by the worker."""
-    ended: list[tuple[int, int]] = []
-    while True:
-        try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return ended
-        if found is None:
-            return ended
-        if found.si_pid in workers:
-            kill_group(found.si_pid)
-        ended.append(os.waitpid(found.si_pid, 0))
+class _Ended(NamedTuple):
+    """A worker that has ended, and whose resource trackers have not."""
+
+    status: int
+    until: float
+    """The time (`time.monotonic`) at which they are killed."""
+    trackers: set[int]
+
+
+class _Workers:
+    """The workers of the zygote, and their ends."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        """The workers that have not ended."""
+        self._ended: dict[int, _Ended] = {}
+
+    def patience(self) -> float | None:
+        """Seconds until `reap` has something to do even if no child ends; None for never."""
+        if not self._ended:
+            return None
+        return max(0.0, min(each.until for each in self._ended.values()) - time.monotonic())
+
+    def reap(self) -> list[tuple[int, int]]:
+        """Reap every child that has ended. Returns the workers among them of which nothing is left, with their wait
+        status.
+
+        The rest of a worker's group is killed first, as long as the group can be found by the worker. Its resource
+        trackers are left for a moment, and the group can be found by them.
+        """
+        gone: list[tuple[int, int]] = []
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if found is None:
+                break
+            pid = found.si_pid
+            if pid in self.pids:
+                self.pids.remove(pid)
+                trackers = self._kill_all_but_trackers(pid)
+                status = os.waitpid(pid, 0)[1]
+                if trackers:
+                    self._ended[pid] = _Ended(status, time.monotonic() + _CLEARING, trackers)
+                else:
+                    gone.append((pid, status))
+                continue
+            worker = next((each for each, ended in self._ended.items() if pid in ended.trackers), None)
+            if worker is not None and len(self._ended[worker].trackers) == 1:
+                kill_group(worker)
+                gone.append((worker, self._ended.pop(worker).status))
+            elif worker is not None:
+                self._ended[worker].trackers.remove(pid)
+            os.waitpid(pid, 0)
+        return gone + self._give_up()
+
+    def _give_up(self) -> list[tuple[int, int]]:
+        """Kill the trackers whose time is over, so that `reap` finds them. Returns the workers whose trackers it will
+        not find, as they are no children of ours."""
+        now = time.monotonic()
+        over = [worker for worker, ended in self._ended.items() if ended.until <= now]
+        if not over:
+            return []
+        ours = set(children_of_ours())
+        gone = []
+        for worker in over:
+            ended = self._ended[worker]
+            for pid in ended.trackers:
+                if _group_of(pid) == worker:  # the number is still its own
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+            ended.trackers.intersection_update(ours)
+            if ended.trackers:
+                self._ended[worker] = ended._replace(until=now + _CLEARING)
+            else:
+                gone.append((worker, self._ended.pop(worker).status))
+        return gone
+
+    def _kill_all_but_trackers(self, worker: int) -> set[int]:
+        """Kill the group of a worker that has ended, except for resource trackers, which are returned.
+
+        All processes of the system are looked at only where the worker has left some to us: thousands of workers may
+        end together.
+        """
+        trackers: set[int] = set()
+        if any(_group_of(pid) == worker for pid in children_of_ours() if pid != worker and pid not in self.pids):
+            seen: set[int] = {worker}
+            for _ in range(_KILL_ROUNDS):
+                left = [pid for name in os.listdir("/proc") if name.isdecimal() and (pid := int(name)) not in seen]
+                left = [pid for pid in left if _group_of(pid) == worker]
+                if not left:
+                    break
+                for pid in left:
+                    if is_tracker(pid):
+                        trackers.add(pid)
+                    else:
+                        with contextlib.suppress(ProcessLookupError, PermissionError):
+                            os.kill(pid, signal.SIGKILL)
+                seen.update(left)
+        if not trackers:
+            kill_group(worker)
+        return trackers
+
+
+def _group_of(pid: int) -> int:
+    """The process group of a process; 0 where it is gone."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _enter_child(descriptors: list[int], label: str) -> None:
