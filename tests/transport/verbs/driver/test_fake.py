@@ -14,6 +14,7 @@ from tests.transport.verbs.parts import open_device
 from zcactor.transport.verbs.driver.base import PathAttributes, QpAddress, Read, Receive, Send
 from zcactor.transport.verbs.driver.codes import CompletionStatus, EventType, LinkLayer, PortState, QpState
 from zcactor.transport.verbs.driver.fake import FakeDevice, FakeFabric
+from zcactor.transport.verbs.driver.fake_nic import INLINE_LIMITS
 from zcactor.transport.verbs.driver.fake_queues import UNDEFINED
 
 
@@ -267,6 +268,36 @@ def test_infiniband_goes_by_lid() -> None:
     end.qp.connect(address, PathAttributes(1, 0, 7, 5, is_global=False))
     end.qp.post_reads([end.read(1, end, 8)])
     assert end.one().status == CompletionStatus.SUCCESS
+
+
+@pytest.mark.parametrize("limit", INLINE_LIMITS)
+def test_more_inline_data_than_the_adapter_takes(limit: int) -> None:
+    fabric = FakeFabric()
+    fabric.add_nic("a", max_inline=limit)
+    device = open_device(fabric, "a")
+    cq = device.create_completion_queue(4)
+    with pytest.raises(OSError, match=f"a carries {limit} bytes inline, not {limit + 1}") as caught:
+        device.create_queue_pair(cq, None, max_send_wr=1, max_inline=limit + 1)
+    assert caught.value.errno == errno.EINVAL
+    assert device.create_queue_pair(cq, None, max_send_wr=1, max_inline=limit).max_inline == limit
+    device.close()
+
+
+def test_adapters_of_two_networks_do_not_reach_each_other() -> None:
+    fabric = FakeFabric()
+    fabric.add_nic("a", network="rail 0")
+    fabric.add_nic("b", network="rail 1")
+    left, right = pair(fabric)
+    right.post_slots(1)
+    left.qp.post_sends([left.send(1, 8)])
+    assert left.one().status == CompletionStatus.RETRY_EXC
+    fabric = FakeFabric()
+    for name in "ab":
+        fabric.add_nic(name, network="rail 1")
+    left, right = pair(fabric)
+    right.post_slots(1)
+    left.qp.post_sends([left.send(1, 8)])
+    assert left.one().status == CompletionStatus.SUCCESS
 
 
 def test_descriptors_are_closed() -> None:

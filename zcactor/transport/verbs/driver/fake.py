@@ -32,7 +32,7 @@ from zcactor.transport.verbs.driver.base import (
 )
 from zcactor.transport.verbs.driver.checks import dma_buf_error, registration_error
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, Opcode, PortState, QpState
-from zcactor.transport.verbs.driver.fake_nic import ATTRIBUTES, DmaBuf, EventFd, FakeNic
+from zcactor.transport.verbs.driver.fake_nic import ATTRIBUTES, INLINE_LIMITS, DmaBuf, EventFd, FakeNic
 from zcactor.transport.verbs.driver.fake_queues import (
     FakeCompletionQueue,
     FakeMemoryRegion,
@@ -53,8 +53,6 @@ __all__ = [
 ]
 
 _MTU_4096: Final = 5
-_MAX_INLINE: Final = 512
-"""The most bytes of inline data: rdma_rxe grants so many, and answers EINVAL to 1024."""
 _MAX_MSG_SZ: Final = 8 << 20
 """Bytes of the longest message, as rdma_rxe reports them."""
 _LINK_LOCAL: Final = Gid(0, ipaddress.IPv6Address("fe80::5054:ff:fe12:3456").packed, True, "eth0")
@@ -80,7 +78,7 @@ class Statistics:
 
 
 class FakeFabric(DeviceFaults):
-    """A network of adapters that all reach each other.
+    """Adapters that reach each other, unless they are of different networks.
 
     Args:
         seed: seed of the order of the queue pairs, and of the keys.
@@ -114,9 +112,12 @@ class FakeFabric(DeviceFaults):
         max_msg_sz: int = _MAX_MSG_SZ,
         attributes: DeviceAttributes = ATTRIBUTES,
         pin_limit: int | None = None,
+        max_inline: int = INLINE_LIMITS[-1],
+        takes_dma_bufs: bool = True,
+        network: str = "",
     ) -> FakeNic:
         """Add an adapter with the IP address `address`, by default 10.77.0.1, 10.77.0.2 and so on. An InfiniBand
-        adapter has a LID instead."""
+        adapter has a LID instead. The other options are fields of `FakeNic`."""
         number = len(self.nics) + 1
         ip = ipaddress.ip_address(address or f"10.77.0.{number}")
         packed = ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed
@@ -126,7 +127,9 @@ class FakeFabric(DeviceFaults):
             gids = (Gid(0, b"\xfe\x80" + bytes(6) + number.to_bytes(8, "big"), False),)
         lid = 0 if link_layer == LinkLayer.ETHERNET else number
         port = PortAttributes(1, state, _MTU_4096, max_msg_sz, lid, link_layer)
-        nic = self.nics[name] = FakeNic(name, port, gids, attributes, pin_limit)
+        nic = self.nics[name] = FakeNic(
+            name, port, gids, attributes, pin_limit, takes_dma_bufs, max_inline, network
+        )
         return nic
 
     @property
@@ -220,6 +223,8 @@ class FakeFabric(DeviceFaults):
         if peer is None or peer.current != QpState.RTS or peer.remote is None or peer.path is None:
             return None
         nic = peer.device.nic
+        if nic.network != qp.device.nic.network:
+            return None
         by_lid = nic.port.lid == remote.lid
         reached = any(gid.raw == remote.gid for gid in nic.gids) if path.is_global else by_lid
         numbers_match = (peer.remote.qpn, peer.remote.psn, remote.psn) == (qp.qp_num, path.psn, peer.path.psn)
@@ -430,8 +435,8 @@ class FakeDevice(OpenDevice):
         self.fabric.check("create_queue_pair")
         own_cq = self._own(FakeCompletionQueue, cq)
         own_srq = None if srq is None else self._own(FakeSharedReceiveQueue, srq)
-        if max_inline > _MAX_INLINE:
-            raise OSError(errno.EINVAL, f"{self.name} carries {_MAX_INLINE} bytes inline, not {max_inline}")
+        if max_inline > self.nic.max_inline:
+            raise OSError(errno.EINVAL, f"{self.name} carries {self.nic.max_inline} bytes inline, not {max_inline}")
         return FakeQueuePair(self, own_cq, own_srq, max_send_wr, max_inline)
 
     def close(self) -> None:

@@ -13,12 +13,15 @@ from typing import Any, Final
 from zcactor.transport.verbs.driver.base import DeviceAttributes, Gid, PortAttributes
 from zcactor.transport.verbs.driver.codes import PortState
 
-__all__ = ["ATTRIBUTES", "DmaBuf", "EventFd", "FakeNic"]
+__all__ = ["ATTRIBUTES", "INLINE_LIMITS", "DmaBuf", "EventFd", "FakeNic"]
 
 ATTRIBUTES: Final = DeviceAttributes(
     ports=1, max_qp_rd_atom=128, max_qp_init_rd_atom=128, max_qp_wr=16384, max_srq_wr=32768, max_cqe=32767
 )
 """Default limits of an adapter, about those of rdma_rxe."""
+INLINE_LIMITS: Final = (0, 48, 64, 101, 216, 512)
+"""Bytes of inline data that the drivers of real adapters take at most: irdma and bnxt_re fewer than 256, rdma_rxe 512.
+Each of them answers EINVAL to a queue pair that asks for more."""
 
 
 class EventFd:
@@ -65,6 +68,10 @@ class FakeNic:
     """Bytes that all its devices together may register; None for any number."""
     takes_dma_bufs: bool = True
     """Whether it registers memory of GPUs."""
+    max_inline: int = INLINE_LIMITS[-1]
+    """The most bytes of inline data that a queue pair may ask for. One that asks for more is refused."""
+    network: str = ""
+    """The network of its port. It reaches adapters of the same network only."""
     pinned: int = 0
     devices: list[Any] = field(default_factory=list, repr=False)
     """The opened devices of processes; see `zcactor.transport.verbs.driver.fake.FakeDevice`."""
