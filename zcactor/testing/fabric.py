@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 from zcactor.transport.verbs.driver.fake import FakeFabric
+from zcactor.transport.verbs.driver.fake_nic import INLINE_LIMITS
 
 __all__ = ["make_fabric", "resources_left"]
 
 
 def make_fabric(adapters: int, seed: int) -> FakeFabric:
-    """Make a fabric. See the fixture `zc_rdma`.
+    """Make a fabric, whose adapters take as much inline data as `seed` draws. See the fixture `zc_rdma`.
 
     Raises:
         TypeError: `adapters` is no int.
@@ -19,8 +22,9 @@ def make_fabric(adapters: int, seed: int) -> FakeFabric:
     if adapters < 1:
         raise ValueError(f"zc_rdma: adapters is {adapters}, at least 1 is possible")
     fabric = FakeFabric(seed=seed)
+    draw = random.Random(seed)
     for number in range(adapters):
-        fabric.add_nic(f"fake{number}")
+        fabric.add_nic(f"fake{number}", max_inline=draw.choice(INLINE_LIMITS))
     return fabric
 
 

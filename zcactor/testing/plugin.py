@@ -159,7 +159,8 @@ async def zc_rdma(request: pytest.FixtureRequest) -> AsyncIterator[Callable[...,
 
         Args:
             adapters: number of adapters, named ``fake0``, ``fake1`` and so on.
-            seed: decides the order in which queue pairs get their turn, and the keys of memory.
+            seed: decides the order in which queue pairs get their turn, the keys of memory, and how many bytes each
+                adapter takes inline.
 
         Returns:
             The fabric. Its `devices` are the adapters, each with its `name`.

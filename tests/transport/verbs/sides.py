@@ -23,6 +23,7 @@ from zcactor.testing.conformance.connection import (
     send,
     turns,
 )
+from zcactor.testing.fabric import make_fabric
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.driver.base import Binding, Completion
 from zcactor.transport.verbs.driver.bindings import Absent, bindings
@@ -87,12 +88,18 @@ def fake_sides(
     settings.setdefault("verbs_eager_limit", EAGER_LIMIT)
     fabric = fabric or FakeFabric()
     for name in ("fake0", "fake1"):
-        fabric.add_nic(name)
+        if name not in fabric.nics:
+            fabric.add_nic(name)
     with (
         verbs_side(lambda: fabric.binding("fake0"), sealing=sealing, **settings) as left,
         verbs_side(lambda: fabric.binding("fake1"), sealing=sealing, **settings) as right,
     ):
         yield left, right
+
+
+def drawn_sides(seed: int) -> contextlib.AbstractContextManager[tuple[Side, Side]]:
+    """Two hosts with adapters whose limits are drawn, with sealed messages for every other seed. They never use TCP."""
+    return fake_sides(make_fabric(2, seed), sealing=seed % 2 == 1, falls_back=False)
 
 
 def sealed_sides(fabric: FakeFabric | None = None) -> contextlib.AbstractContextManager[tuple[Side, Side]]:

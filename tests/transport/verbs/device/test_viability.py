@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from zcactor.transport.verbs.device.sizing import DEPTH, MAX_VERBS_EAGER_LIMIT, pinned_nbytes
+from tests.transport.verbs.parts import engine_on
+from zcactor.transport.verbs.device.sizing import DEPTH, MAX_VERBS_EAGER_LIMIT, SEND_REQUESTS, pinned_nbytes
 from zcactor.transport.verbs.device.versions import SEALS_NBYTES
 from zcactor.transport.verbs.device.viability import NotViable, Viable, choose_gid, look_again, memlock_limit, viability
-from zcactor.transport.verbs.driver.base import Gid
+from zcactor.transport.verbs.driver.base import CompletionQueue, Gid, SharedReceiveQueue
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, PortState
-from zcactor.transport.verbs.driver.fake import FakeBinding, FakeFabric
+from zcactor.transport.verbs.driver.fake import FakeBinding, FakeDevice, FakeFabric
+from zcactor.transport.verbs.driver.fake_nic import INLINE_LIMITS
+from zcactor.transport.verbs.driver.fake_queues import FakeQueuePair
+from zcactor.transport.verbs.peer.queue_pairs import QueuePairs
 
 ARENA = 1 << 30
 
@@ -250,6 +254,30 @@ def test_proof_hangs() -> None:
     seconds = iter([0.0, 1.0, 9.9, 10.1])
     answer = refused(check(fabric.binding(), proof_seconds=10.0, clock=lambda: next(seconds), memlock=unlimited))
     assert "did not complete in 10 s" in answer.reason
+
+
+@pytest.mark.parametrize("limit", INLINE_LIMITS)
+async def test_the_proof_makes_the_queue_pairs_of_connections(fabric: FakeFabric, limit: int) -> None:
+    fabric.add_nic("a", max_inline=limit)
+    asked: list[tuple[bool, dict[str, int]]] = []
+    make = FakeDevice.create_queue_pair
+
+    def create(device: FakeDevice, cq: CompletionQueue, srq: SharedReceiveQueue | None, **sizes: int) -> FakeQueuePair:
+        asked.append((srq is not None, sizes))
+        return make(device, cq, srq, **sizes)
+
+    with engine_on(fabric, "a") as engine, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeDevice, "create_queue_pair", create)
+        assert isinstance(check(fabric.binding()), Viable)
+        proof, asked[:] = list(asked), []
+        QueuePairs(engine, 1024).close()
+        assert proof == asked
+
+
+def test_queues_that_are_too_short_for_a_connection(fabric: FakeFabric) -> None:
+    nic = fabric.add_nic("a")
+    nic.attributes = replace(nic.attributes, max_qp_wr=SEND_REQUESTS - 1)
+    assert f"max_send_wr is {SEND_REQUESTS}" in refused(check(fabric.binding())).reason
 
 
 def test_registration_fails(fabric: FakeFabric) -> None:

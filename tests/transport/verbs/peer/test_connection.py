@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import weakref
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from tests.transport.verbs.sides import (
     SIDES,
     Whole,
     device_of,
+    drawn_sides,
     endpoint_of,
     engine_of,
     fake_sides,
@@ -64,6 +66,15 @@ class TestConformance(PullingSuite):
     @pytest.fixture(params=[pytest.param(each, marks=pytest.mark.slow if at else ()) for at, each in enumerate(SIDES)])
     def sides(self, request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
         with SIDES[request.param]() as sides:
+            yield sides
+
+
+class TestOnDrawnCards(PullingSuite):
+    """The suite on cards of different limits, drawn from a number that the test's name and ``--rounds`` give."""
+
+    @pytest.fixture
+    def sides(self, request: pytest.FixtureRequest, rounds: int) -> Iterator[tuple[Side, Side]]:
+        with drawn_sides(zlib.crc32(request.node.name.encode()) + rounds) as sides:
             yield sides
 
 

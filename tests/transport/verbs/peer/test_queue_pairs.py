@@ -87,6 +87,17 @@ async def test_connect_with_the_smaller_numbers(fabric: FakeFabric) -> None:
         assert reads(left) and reads(right)
 
 
+@pytest.mark.parametrize(
+    ("limit", "taken"), [(0, 0), (48, 0), (64, 64), (101, 64), (216, 128), (512, 256)]
+)
+async def test_as_much_inline_data_as_the_card_takes(fabric: FakeFabric, limit: int, taken: int) -> None:
+    fabric.add_nic("a", max_inline=limit)
+    with engine_on(fabric, "a", SLOT) as engine:
+        pairs = QueuePairs(engine, EAGER)
+        assert (pairs.control.max_inline, pairs.bulk.max_inline) == (taken, 0)
+        pairs.close()
+
+
 async def test_rebuild(engines: tuple[Engine, Engine]) -> None:
     left, right = (QueuePairs(engine, EAGER) for engine in engines)
     join(left, right)

@@ -145,14 +145,18 @@ def prove(
     seconds: float = PROOF_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> str | None:
-    """READ one buffer into another through a queue pair that is connected to itself.
+    """Make the queue pairs of a connection, and READ one buffer into another through one of them, which is connected to
+    itself.
 
     Returns:
         None when the bytes have arrived, otherwise the failure. All objects that it makes are closed.
 
     Raises:
         OSError: a verb failed.
+        VerbsError: the device's queues are too short for a connection.
     """
+    from zcactor.transport.verbs.device.making import make_bulk, make_control  # as in `viability`
+
     source = ctypes.create_string_buffer(os.urandom(PROOF_NBYTES), PROOF_NBYTES)
     target = ctypes.create_string_buffer(PROOF_NBYTES)
     with contextlib.ExitStack() as stack:  # closes the queue pair before the memory that it may still write to
@@ -162,7 +166,10 @@ def prove(
         stack.callback(to_region.close)
         cq = device.create_completion_queue(4)
         stack.callback(cq.close)
-        qp = device.create_queue_pair(cq, None, max_send_wr=2, max_inline=0)
+        srq = device.create_shared_receive_queue(1)
+        stack.callback(srq.close)
+        stack.callback(make_control(device, cq, srq).close)
+        qp = make_bulk(device, cq)
         stack.callback(qp.close)
         connect_to_itself(qp, device, port, gid)
         qp.post_reads([Read(1, to_region.address, PROOF_NBYTES, to_region.lkey, from_region.address, from_region.rkey)])

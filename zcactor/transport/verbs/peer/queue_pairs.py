@@ -6,7 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
-from zcactor.transport.verbs.device.sizing import DEPTH, MAX_READS, SEND_DEPTH, SEND_REQUESTS, slot_nbytes_for
+from zcactor.transport.verbs.device.making import make_bulk, make_control
+from zcactor.transport.verbs.device.sizing import DEPTH, MAX_READS, SEND_DEPTH, slot_nbytes_for
 from zcactor.transport.verbs.device.slots import SlotArea
 from zcactor.transport.verbs.device.versions import SEAL_NBYTES
 from zcactor.transport.verbs.driver.base import Gid, PathAttributes, QpAddress, VerbsError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["QueuePairs"]
 
-_MAX_INLINE: Final = 256
-"""Bytes of inline data that are asked for: a small call and its answer fit. The driver may grant fewer."""
 _MAX_RD_ATOMIC: Final = 16
 """READs under way at the same time on one queue pair. More gain nothing, and cost resources of the responder."""
 
@@ -48,14 +47,8 @@ class QueuePairs:
         self._pairs: list[QueuePair] = []
         self._areas: list[SlotArea] = []
         try:
-            self.control = self._keep(
-                engine.device.create_queue_pair(
-                    engine.cq, engine.srq, max_send_wr=SEND_REQUESTS, max_inline=_MAX_INLINE
-                )
-            )
-            self.bulk = self._keep(
-                engine.device.create_queue_pair(engine.cq, None, max_send_wr=MAX_READS, max_inline=0)
-            )
+            self.control = self._keep(make_control(engine.device, engine.cq, engine.srq))
+            self.bulk = self._keep(make_bulk(engine.device, engine.cq))
             self.seal_area = SlotArea(engine.device, MAX_READS, SEAL_NBYTES)
             self._areas.append(self.seal_area)
         except (OSError, VerbsError):
