@@ -216,6 +216,17 @@ def test_a_config_made_directly_is_checked_and_frozen() -> None:
         Config().loop = "asyncio"  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("verbs_traffic_class", 255), ("verbs_service_level", 15), ("verbs_pkey_index", 0xFFFF)]
+)
+def test_marks_of_packets_fit_their_fields(name: str, most: int) -> None:
+    for value in (0, most):
+        assert getattr(Config(**{name: value}), name) == value  # type: ignore[arg-type]
+    for value, text in ((-1, "int, finite and at least 0"), (most + 1, f"at most {most:,}")):
+        with pytest.raises(ValueError, match=f"^{name} = {value} must be {text}"):
+            Config(**{name: value})  # type: ignore[arg-type]
+
+
 def test_every_field_is_documented() -> None:
     assert Config.__doc__ is not None
     for field in dataclasses.fields(Config):

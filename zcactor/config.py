@@ -134,6 +134,13 @@ class Config:
             works.
         verbs_port: number of the only port of the device to use; None tries all ports.
         verbs_gid_index: index of the entry of the port's GID table to use; None takes the entry that stands for `host`.
+        verbs_traffic_class: traffic class of packets by RDMA, by which switches choose a queue: four times the DSCP of
+            RoCE v2, and ECN. A lossless network has one for RDMA: 104 is DSCP 26. It has no effect on InfiniBand,
+            where the service level counts.
+        verbs_service_level: service level of packets by RDMA: the lane of InfiniBand, or the priority of RoCE in a
+            VLAN.
+        verbs_pkey_index: place of the partition's key in the port's table, in which InfiniBand's subnet manager enters
+            the partitions of a host. All hosts name the same partition.
         head_timeout: seconds that a request to the cluster's head waits while the head is away; then it raises
             `HeadUnavailable`. A head that is started again needs two or three.
         head_patience: seconds that a node goes on after it has lost its head, as the head's setting says. Then it ends
@@ -187,6 +194,9 @@ class Config:
     verbs_device: str | None = None
     verbs_port: int | None = None
     verbs_gid_index: int | None = None
+    verbs_traffic_class: int = 0
+    verbs_service_level: int = 0
+    verbs_pkey_index: int = 0
     verbs_eager_limit: int | None = None
     verbs_idle_timeout: float = 300.0
     idle_timeout: float = 300.0
@@ -268,6 +278,9 @@ class FurtherSettings(TypedDict, total=False):
     verbs_device: str | None
     verbs_port: int | None
     verbs_gid_index: int | None
+    verbs_traffic_class: int | None
+    verbs_service_level: int | None
+    verbs_pkey_index: int | None
     verbs_eager_limit: int | None
     verbs_idle_timeout: float | None
     idle_timeout: float | None
@@ -312,6 +325,9 @@ MINIMUM: Mapping[str, float] = {
     "num_gpus": 0,
     "verbs_port": 1,
     "verbs_gid_index": 0,
+    "verbs_traffic_class": 0,
+    "verbs_service_level": 0,
+    "verbs_pkey_index": 0,
     "verbs_eager_limit": 64,
     "verbs_idle_timeout": 0,
     "idle_timeout": 0,
@@ -328,6 +344,9 @@ MAXIMUM: Mapping[str, int] = {
     "store_capacity": 1 << 47,  # the user half of an x86-64 address space
     "eager_limit": 1 << 20,  # a peer must not decide about the size of our receive buffers
     "recv_depth": 1 << 20,  # far above any useful window, and no product of it overflows
+    "verbs_traffic_class": 255,  # 8 bits of a packet
+    "verbs_service_level": 15,  # 4 bits of a packet
+    "verbs_pkey_index": 0xFFFF,  # 16 bits of the kernel's interface
     "verbs_eager_limit": 1 << 20,
 }
 """The largest value of some numeric fields, in the unit of the field. Peers refuse larger ones."""

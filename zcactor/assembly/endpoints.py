@@ -217,8 +217,9 @@ def _between_hosts(
             config.host, process, token, arena, arena.fd, config.recv_depth, config.eager_limit,
             binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding, quick=True),
             lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
-            gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit, falls_back="tcp" in names,
-            port=port, sealing=sealing, integrity=integrity, tls=tls,
+            gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit,
+            marks=(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
+            falls_back="tcp" in names, port=port, sealing=sealing, integrity=integrity, tls=tls,
         )  # fmt: skip
 
     endpoint.authorize = may_read

@@ -34,6 +34,7 @@ from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_
 from zcactor.transport.stream.tls import ends_soon
 from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viability
 from zcactor.transport.verbs.driver import bindings as drivers
+from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
 from zcactor.transport.verbs.driver.codes import LinkLayer, PortState
 from zcactor.workers.run_directory import base_directory
@@ -315,6 +316,7 @@ def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock:
         port=config.verbs_port,
         gid_index=config.verbs_gid_index,
         local_address=config.host,
+        marking=Marking(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
         memlock=memlock,
     )
     if isinstance(answer, NotViable):

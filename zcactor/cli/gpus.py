@@ -19,6 +19,7 @@ from zcactor.process.loops import run
 from zcactor.process.nvidia import may_have_gpus
 from zcactor.transport.verbs.device.viability import NotViable, viability
 from zcactor.transport.verbs.driver import bindings as drivers
+from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.bindings import Absent
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ def _card(config: Config, binding: Binding | Absent | None) -> Iterator[Register
     found = viability(
         binding, arena_nbytes=_PROOF_NBYTES, device=config.verbs_device, port=config.verbs_port,
         gid_index=config.verbs_gid_index, local_address=config.host,
+        marking=Marking(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
     )  # fmt: skip
     if isinstance(found, NotViable) or isinstance(binding, Absent):
         yield f"RDMA does not work here: {found.reason if isinstance(found, NotViable) else binding}"
@@ -151,7 +153,7 @@ def _card(config: Config, binding: Binding | Absent | None) -> Iterator[Register
 
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(contextlib.closing(binding.open(found.device)))
-        yield stack.enter_context(contextlib.closing(RegisteredGpuMemory(device, found.port, found.gid)))
+        yield stack.enter_context(contextlib.closing(RegisteredGpuMemory(device, found.port, found.gid, found.marking)))
 
 
 async def _look(config: Config, offered: tuple[str, ...], card: RegisteredGpuMemory | str) -> Gpus:

@@ -14,6 +14,7 @@ from tests.transport.verbs.sides import (
     device_of,
     endpoint_of,
     engine_of,
+    fake_sides,
     fell_back,
     joined,
     sealed_sides,
@@ -28,6 +29,7 @@ from zcactor.transport.stream.record_layer import SealedSocket
 from zcactor.transport.stream.tls import load_tls
 from zcactor.transport.tcp.connection import TcpConnection
 from zcactor.transport.tcp.tls_connection import TlsConnection
+from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.bindings import Absent
 from zcactor.transport.verbs.driver.codes import LinkLayer
 from zcactor.transport.verbs.driver.fake import FakeBinding, FakeFabric
@@ -223,6 +225,30 @@ async def test_long_reason(sides: tuple[Side, Side]) -> None:
     endpoint._opened = True
     endpoint.problem = "no " * 1000
     await fell_back(sides, "the peer cannot use RDMA: no no", "no no")
+
+
+# ---- marks of packets
+
+
+async def test_marks_of_packets(fabric: FakeFabric) -> None:
+    for name in ("fake0", "fake1"):
+        fabric.add_nic(name).partitions = (0xFFFF, 0x8123)
+    with fake_sides(fabric, marks=(104, 3, 1), verbs_eager_limit=None) as sides:
+        async with joined(sides) as pair:
+            assert pair.left.kind == "verbs"
+            await works(pair)
+            marks = [qp.path.marking for qp in fabric._queue_pairs.values() if qp.path is not None]
+            assert marks == [Marking(104, 3, 1)] * 4
+
+
+async def test_two_partitions(fabric: FakeFabric) -> None:
+    for name in ("fake0", "fake1"):
+        fabric.add_nic(name).partitions = (0xFFFF, 0x8123)
+    with (
+        verbs_side(lambda: fabric.binding("fake0"), marks=(0, 0, 1)) as left,
+        verbs_side(lambda: fabric.binding("fake1")) as right,
+    ):
+        await fell_back((left, right), "which are of two partitions", "which are of two partitions")
 
 
 # ---- the end

@@ -46,6 +46,7 @@ class VerbsEndpoint(TcpEndpoint):
         lookup: as for `VerbsConnection`.
         device, device_port, gid_index: the device to use; with None the first that works.
         verbs_eager_limit: bytes of the largest payload in a frame by RDMA; with None it is measured with the device.
+        marks: traffic class, service level and index of the partition's key of all packets by RDMA.
         falls_back: whether TCP is used for a peer with which RDMA does not work. Otherwise the peer is refused.
         sealing: as for `TcpEndpoint`. Messages on the socket, with rkeys among them, are encrypted then, and so are the
             frames of a connection, by RDMA as over TCP. Bytes of arrays that are read by RDMA are not encrypted.
@@ -71,6 +72,7 @@ class VerbsEndpoint(TcpEndpoint):
         device_port: int | None = None,
         gid_index: int | None = None,
         verbs_eager_limit: int | None = None,
+        marks: tuple[int, int, int] = (0, 0, 0),
         falls_back: bool = True,
         sealing: bool = False,
         integrity: Integrity = Integrity.AUTO,
@@ -88,6 +90,7 @@ class VerbsEndpoint(TcpEndpoint):
         self._binding = binding
         self._lookup = lookup
         self._wanted = (device, device_port, gid_index)
+        self._marks = marks
         self._falls_back = falls_back
         self._verbs_eager_limit = verbs_eager_limit
         self._opened = tls is not None
@@ -110,7 +113,7 @@ class VerbsEndpoint(TcpEndpoint):
                 device, port, gid_index = self._wanted
                 found = open_engine(
                     binding, self._arena, device=device, port=port, gid_index=gid_index, local_address=self._host,
-                    eager_limit=self._eager_limit, verbs_eager_limit=self._verbs_eager_limit,
+                    eager_limit=self._eager_limit, verbs_eager_limit=self._verbs_eager_limit, marks=self._marks,
                 )  # fmt: skip
                 if isinstance(found, str):
                     self.problem = found

@@ -140,7 +140,7 @@ async def test_an_address_that_changes(
         assert "fake0 port 1 has no GID 1 (10.77.0.1) any more, and GID 1 (10.77.0.99) instead" in cause
         assert made.kind == "verbs" and "10.77.0.99" in verbs(made).describe()
         engine = engine_of(pair.sides[0])
-        assert engine.gpu_memory.path == (engine.found.port, OTHER)
+        assert engine.gpu_memory.path == (engine.found.port, OTHER, engine.found.marking)
         assert any("10.77.0.99" in record.getMessage() for record in caplog.records)
     else:
         assert "fake0 port 1 has no usable RoCE v2 GID" in cause

@@ -14,7 +14,7 @@ from tests.transport.verbs.parts import engine_on
 from zcactor.transport.verbs.device.sizing import DEPTH, MAX_VERBS_EAGER_LIMIT, SEND_REQUESTS, pinned_nbytes
 from zcactor.transport.verbs.device.versions import SEALS_NBYTES
 from zcactor.transport.verbs.device.viability import NotViable, Viable, choose_gid, look_again, memlock_limit, viability
-from zcactor.transport.verbs.driver.base import CompletionQueue, Gid, SharedReceiveQueue
+from zcactor.transport.verbs.driver.base import CompletionQueue, Gid, Marking, SharedReceiveQueue
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, PortState
 from zcactor.transport.verbs.driver.fake import FakeBinding, FakeDevice, FakeFabric
@@ -120,6 +120,25 @@ def test_no_gid(fabric: FakeFabric) -> None:
     answer = refused(check(fabric.binding()))
     assert "no usable RoCE v2 GID" in answer.reason
     assert "ip addr add" in answer.fix
+
+
+@pytest.mark.parametrize("link_layer", [LinkLayer.ETHERNET, LinkLayer.INFINIBAND])
+def test_partitions(fabric: FakeFabric, link_layer: LinkLayer) -> None:
+    nic = fabric.add_nic("a", link_layer=link_layer)
+    nic.partitions = (0xFFFF, 0x7FFE, 0x8123)
+    found = check(fabric.binding(), marking=Marking(pkey_index=2))
+    assert isinstance(found, Viable) and found.partition == 0x8123 and found.marking.pkey_index == 2
+    answer = refused(check(fabric.binding(), marking=Marking(pkey_index=1)))
+    assert "a port 1 has only limited membership of partition 0x7ffe at index 1" in answer.reason
+    answer = refused(check(fabric.binding(), marking=Marking(pkey_index=3)))
+    assert "a port 1 has no partition key at index 3" in answer.reason
+    assert "set verbs_pkey_index" in answer.fix and "/sys/class/infiniband/a/ports/1/pkeys/*" in answer.fix
+
+
+def test_roce_without_a_table_of_partitions(fabric: FakeFabric) -> None:
+    fabric.add_nic("a").partitions = (0,)
+    found = check(fabric.binding())
+    assert isinstance(found, Viable) and found.partition == 0xFFFF
 
 
 def test_memlock(fabric: FakeFabric) -> None:

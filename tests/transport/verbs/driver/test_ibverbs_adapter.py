@@ -10,9 +10,27 @@ import pytest
 
 from tests.transport.verbs.on_device import DeviceSuite, not_installed
 from zcactor.transport.verbs.driver import ibverbs_adapter
-from zcactor.transport.verbs.driver.base import Binding
+from zcactor.transport.verbs.driver.base import Binding, Marking, PathAttributes, QpAddress
 from zcactor.transport.verbs.driver.codes import EventType
 from zcactor.transport.verbs.driver.ibverbs_adapter import load
+
+MASKS = [
+    "STATE",
+    "PKEY_INDEX",
+    "PORT",
+    "ACCESS_FLAGS",
+    "AV",
+    "PATH_MTU",
+    "DEST_QPN",
+    "RQ_PSN",
+    "MAX_DEST_RD_ATOMIC",
+    "MIN_RNR_TIMER",
+    "TIMEOUT",
+    "RETRY_CNT",
+    "RNR_RETRY",
+    "SQ_PSN",
+    "MAX_QP_RD_ATOMIC",
+]
 
 
 @pytest.mark.rdma
@@ -91,6 +109,22 @@ def test_device_that_cannot_be_queried_is_closed() -> None:
     with pytest.raises(OSError, match="ibv_query_device"):
         load(lambda _: module).open("mlx5_0")
     assert closed == [True]
+
+
+@pytest.mark.parametrize("is_global", [True, False])
+def test_packets_are_marked(is_global: bool) -> None:
+    changes: list[tuple[dict[str, object] | None, dict[str, int]]] = []
+    qp = object.__new__(ibverbs_adapter.IbverbsQueuePair)
+    masks = {name: 1 << at for at, name in enumerate(MASKS)}
+    qp._library = SimpleNamespace(AHAttr=dict, QPAttrMask=SimpleNamespace(**masks))
+    qp._device = SimpleNamespace(name="mlx5_0", port=lambda _: SimpleNamespace(max_msg_sz=1 << 20))  # type: ignore[assignment]
+    qp._ledger = SimpleNamespace(uses={id(qp)})  # type: ignore[assignment]
+    qp._qp = SimpleNamespace(modify=lambda _, vector, **fields: changes.append((vector, fields)))
+    qp.connect(QpAddress(1, 2, bytes(16), 3, 5), PathAttributes(1, 0, 4, 5, is_global, marking=Marking(104, 3, 2)))
+    (_, at_first), (vector, _), _ = changes
+    assert at_first["pkey_index"] == 2
+    assert vector is not None and vector["sl"] == 3
+    assert vector.get("traffic_class") == (104 if is_global else None)
 
 
 class Domain:

@@ -7,6 +7,7 @@ import errno
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.transport.verbs.on_device import DeviceSuite, not_installed
 from zcactor.transport.verbs.driver import pyverbs_adapter as module
-from zcactor.transport.verbs.driver.base import Binding
+from zcactor.transport.verbs.driver.base import Binding, Marking, PathAttributes, QpAddress
 from zcactor.transport.verbs.driver.pyverbs_adapter import load
 
 
@@ -165,6 +166,26 @@ def test_of_the_installed_pyverbs() -> None:
         assert all(isinstance(name, str) for name in binding.devices())
     except OSError as error:
         assert error.errno == errno.ENOSYS  # noqa: PT017 - having devices is as good
+
+
+@pytest.mark.parametrize("is_global", [True, False])
+def test_packets_are_marked(is_global: bool) -> None:
+    found: list[SimpleNamespace] = []
+    qp = object.__new__(module.PyverbsQueuePair)
+    qp._library = SimpleNamespace(
+        e=SimpleNamespace(IBV_ACCESS_REMOTE_READ=4),
+        qp=SimpleNamespace(QPAttr=SimpleNamespace),
+        addr=SimpleNamespace(GID=str, GlobalRoute=SimpleNamespace, AHAttr=SimpleNamespace),
+    )
+    qp._guard = lambda *_: nullcontext()
+    qp._device = SimpleNamespace(port=lambda _: SimpleNamespace(max_msg_sz=1 << 20))  # type: ignore[assignment]
+    qp._ledger = SimpleNamespace(uses={id(qp)})  # type: ignore[assignment]
+    qp._qp = SimpleNamespace(to_rts=found.append)
+    qp.qp_num = 1
+    qp.connect(QpAddress(1, 2, bytes(16), 3, 5), PathAttributes(1, 0, 4, 5, is_global, marking=Marking(104, 3, 2)))
+    assert (found[0].pkey_index, found[0].ah_attr.sl) == (2, 3)
+    if is_global:
+        assert found[0].ah_attr.gr.traffic_class == 104
 
 
 class DmaBufMR:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zcactor.transport.verbs.driver.base import Gid
-from zcactor.transport.verbs.driver.sysfs import gid_table
+from zcactor.transport.verbs.driver.sysfs import gid_table, partition_key
 
 
 def make_port(root: Path, entries: dict[int, tuple[str, str, str]]) -> None:
@@ -42,6 +42,14 @@ def test_table(tmp_path: Path) -> None:
         (10, "10.77.0.1", True, "eth0"),
     ]
     assert isinstance(table[0], Gid)
+
+
+def test_keys_of_partitions(tmp_path: Path) -> None:
+    keys = tmp_path / "mlx5_0" / "ports" / "1" / "pkeys"
+    keys.mkdir(parents=True)
+    for index, text in enumerate(("0xffff", "0x7ffe", "0x0000")):
+        (keys / str(index)).write_text(text + "\n")
+    assert [partition_key("mlx5_0", 1, index, tmp_path) for index in range(4)] == [0xFFFF, 0x7FFE, 0, 0]
 
 
 def test_missing_port(tmp_path: Path) -> None:

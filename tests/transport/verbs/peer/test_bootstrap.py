@@ -38,7 +38,7 @@ from zcactor.transport.verbs.peer.tagging import REACH_NBYTES
 OFFER = Offer(
     device="mlx5_0", gid=bytes(range(16)), is_global=True, lid=0, mtu=5, max_msg_sz=1 << 30, reads_out=16, reads_in=16,
     control=QpName(1, 2), bulk=QpName(3, 4), depth=64, slot_nbytes=65536, arena_address=1 << 40, seals=(1, 2, 3),
-    proof=(4, 5, 6, 7), eager_limit=16384,
+    proof=(4, 5, 6, 7), eager_limit=16384, partition=0xFFFF,
 )  # fmt: skip
 MESSAGES: list[Message] = [
     OFFER, PathVerdict(), PathVerdict("no"), Ask(1, 2, 3, 4), Exported(1, ((2, 3), (4, 0)), 5),
@@ -72,6 +72,7 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "slot_nbytes": (256, 1 << 21),
     "arena_address": (0, MAX_U64),
     "eager_limit": (64, 1 << 20),
+    "partition": (0, 0xFFFF),
 }
 
 

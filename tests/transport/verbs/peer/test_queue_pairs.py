@@ -15,7 +15,7 @@ from zcactor.transport.verbs.device.sizing import (
     DEPTH,
     SEND_DEPTH,
 )
-from zcactor.transport.verbs.driver.base import Read, VerbsError
+from zcactor.transport.verbs.driver.base import Marking, Read, VerbsError
 from zcactor.transport.verbs.driver.codes import QpState
 from zcactor.transport.verbs.driver.device_resources import ResourceKind
 from zcactor.transport.verbs.driver.fake import FakeDevice, FakeFabric
@@ -87,15 +87,37 @@ async def test_connect_with_the_smaller_numbers(fabric: FakeFabric) -> None:
         assert reads(left) and reads(right)
 
 
-@pytest.mark.parametrize(
-    ("limit", "taken"), [(0, 0), (48, 0), (64, 64), (101, 64), (216, 128), (512, 256)]
-)
+@pytest.mark.parametrize(("limit", "taken"), [(0, 0), (48, 0), (64, 64), (101, 64), (216, 128), (512, 256)])
 async def test_as_much_inline_data_as_the_card_takes(fabric: FakeFabric, limit: int, taken: int) -> None:
     fabric.add_nic("a", max_inline=limit)
     with engine_on(fabric, "a", SLOT) as engine:
         pairs = QueuePairs(engine, EAGER)
         assert (pairs.control.max_inline, pairs.bulk.max_inline) == (taken, 0)
         pairs.close()
+
+
+async def test_packets_are_marked(fabric: FakeFabric) -> None:
+    marking = Marking(104, 3, 1)
+    for name in "ab":
+        fabric.add_nic(name).partitions = (0xFFFF, 0x8123)
+    with engine_on(fabric, "a", SLOT) as one, engine_on(fabric, "b", SLOT) as other:
+        for engine in (one, other):
+            engine.found = replace(engine.found, marking=marking, partition=0x8123)
+        left, right = QueuePairs(one, EAGER), QueuePairs(other, EAGER)
+        join(left, right)
+        for qp in (left.control, left.bulk, right.control, right.bulk):
+            assert isinstance(qp, FakeQueuePair) and qp.path is not None and qp.path.marking == marking
+        assert left.ours.partition == right.ours.partition == 0x8123
+        assert reads(left) and reads(right)
+
+
+async def test_ends_of_two_partitions(engines: tuple[Engine, Engine]) -> None:
+    left, right = (QueuePairs(engine, EAGER) for engine in engines)
+    theirs = msgspec.structs.replace(right.ours, partition=0x8123)
+    with pytest.raises(ProtocolError, match=r"a here uses partition key 0xffff and the peer's b 0x8123.*pkey_index"):
+        left.connect(theirs, agree(left.ours, theirs))
+    theirs = msgspec.structs.replace(right.ours, partition=0x7FFF)
+    agree(left.ours, theirs)  # a full and a limited member
 
 
 async def test_rebuild(engines: tuple[Engine, Engine]) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from zcactor.transport.cost import HIGHEST, LOWEST, STEP, CostModel, calibrated
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
 from zcactor.transport.verbs.device.versions import SEAL_NBYTES
-from zcactor.transport.verbs.driver.base import Read, Receive, Send
+from zcactor.transport.verbs.driver.base import Marking, Read, Receive, Send
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ _AREA: Final = READS[-1]
 """Bytes of the source and of the target. Copies and messages use one piece after the other, so the caches have as
 little of them as of data that was written some time ago."""
 _SEND, _RECEIVE, _READ = 1, 2, 3
+_UNMARKED: Final = Marking()
 
 
 def calibrate(
@@ -77,6 +78,7 @@ def calibrate(
     *,
     clock: Callable[[], float] = time.perf_counter,
     high: int = HIGHEST,
+    marking: Marking = _UNMARKED,
 ) -> CostModel:
     """Measure through a queue pair of `device` that is connected to itself. Blocks for some milliseconds.
 
@@ -89,13 +91,14 @@ def calibrate(
         gid: the address to use; None on an InfiniBand port, where the LID is used.
         clock: returns seconds.
         high: bytes of the largest limit.
+        marking: the marks of packets.
 
     Raises:
         OSError: a verb or a request failed; the message names it.
         ValueError: `high` is less than 64.
     """
     with ExitStack() as stack:  # closes the queue pair before the memory that it may still write to
-        rig = _Rig(device, port, gid, stack)
+        rig = _Rig(device, port, gid, stack, marking)
         steps = _sampled(_steps, clock)
         around = PULL_STEPS * sorted(steps)[len(steps) // 2] / _STEPS
         copies = _measured(rig.copy, COPIES, clock)
@@ -134,7 +137,9 @@ class _Rig:
         OSError: a verb failed. `stack` closes the objects that were made.
     """
 
-    def __init__(self, device: Device, port: PortAttributes, gid: Gid | None, stack: ExitStack) -> None:
+    def __init__(
+        self, device: Device, port: PortAttributes, gid: Gid | None, stack: ExitStack, marking: Marking
+    ) -> None:
         self._name = device.name
         self._source = _memory()
         self._target = _memory()
@@ -150,7 +155,7 @@ class _Rig:
         stack.callback(self._srq.close)
         self._qp: QueuePair = device.create_queue_pair(self._cq, self._srq, max_send_wr=4, max_inline=0)
         stack.callback(self._qp.close)
-        connect_to_itself(self._qp, device, port, gid)
+        connect_to_itself(self._qp, device, port, gid, marking)
         self._poller = select.poll()
         self._poller.register(self._cq.fd, select.POLLIN)
         self._cq.arm()

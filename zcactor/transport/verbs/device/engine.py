@@ -138,7 +138,7 @@ class Engine:
             self.cq = device.create_completion_queue(min(MAX_CQE, limits.max_cqe))
             self.srq = device.create_shared_receive_queue(min(MAX_RECEIVES, limits.max_srq_wr))
             self.extents = ExtentTable(device, arena)
-            self.gpu_memory = RegisteredGpuMemory(device, found.port, found.gid)
+            self.gpu_memory = RegisteredGpuMemory(device, found.port, found.gid, found.marking)
             self.seals = SealTable(device)
             self.bounce = Bounce(device, loop)
             self._proof = mmap.mmap(-1, PROOF_NBYTES)

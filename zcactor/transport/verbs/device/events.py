@@ -125,7 +125,7 @@ class DeviceEvents:
                 engine.path_lost(now.reason)
             return
         engine.found = now
-        engine.gpu_memory.path = now.port, now.gid
+        engine.gpu_memory.path = now.port, now.gid, now.marking
         if self.problem:
             self.problem = ""
             logger.info("RDMA can be used again: %s port %d with %s", name, now.port.port, now.address)

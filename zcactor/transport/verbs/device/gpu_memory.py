@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.logs import logger
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
+from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _PATIENCE: Final = 5.0
 _FIRST_PAUSE: Final = 0.0001
 _LAST_PAUSE: Final = 0.005
 """Seconds between looks at such a READ."""
+_UNMARKED: Final = Marking()
 
 
 class RegisteredGpuMemory:
@@ -38,12 +40,13 @@ class RegisteredGpuMemory:
         device: the card.
         port: the port to use.
         gid: the address to use; None on an InfiniBand port, where the LID is used.
+        marking: the marks of packets.
     """
 
-    def __init__(self, device: Device, port: PortAttributes, gid: Gid | None) -> None:
+    def __init__(self, device: Device, port: PortAttributes, gid: Gid | None, marking: Marking = _UNMARKED) -> None:
         self.device: Final = device
-        self.path = port, gid
-        """The port and the address to use."""
+        self.path = port, gid, marking
+        """The port, the address and the marks to use."""
         self.proofs: Final[dict[str, asyncio.Task[Any]]] = {}
         """The proofs that the card reaches a GPU, by its UUID: each is the reason why it does not, which is empty where
         bytes were moved both ways."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zcactor.transport.verbs.driver.base import PathAttributes, QpAddress
+from zcactor.transport.verbs.driver.base import Marking, PathAttributes, QpAddress
 from zcactor.transport.verbs.driver.checks import new_psn
 
 if TYPE_CHECKING:
@@ -14,9 +14,12 @@ __all__ = ["connect_to_itself"]
 
 _MAX_RD_ATOMIC: Final = 16
 """READs under way at the same time, as for connections to peers, unless the device allows fewer."""
+_UNMARKED: Final = Marking()
 
 
-def connect_to_itself(qp: QueuePair, device: Device, port: PortAttributes, gid: Gid | None) -> None:
+def connect_to_itself(
+    qp: QueuePair, device: Device, port: PortAttributes, gid: Gid | None, marking: Marking = _UNMARKED
+) -> None:
     """Connect `qp`, which is in RESET, to itself.
 
     Args:
@@ -24,6 +27,7 @@ def connect_to_itself(qp: QueuePair, device: Device, port: PortAttributes, gid: 
         device: its limit of READs under way counts.
         port: the port to use.
         gid: the address to use; None on an InfiniBand port, where the LID is used.
+        marking: the marks of its packets.
 
     Raises:
         OSError: the verb failed.
@@ -41,5 +45,6 @@ def connect_to_itself(qp: QueuePair, device: Device, port: PortAttributes, gid: 
             is_global=gid is not None,
             max_rd_atomic=reads,
             max_dest_rd_atomic=reads,
+            marking=marking,
         ),
     )

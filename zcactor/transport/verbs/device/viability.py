@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
-from zcactor.transport.verbs.driver.base import Completion, DeviceAttributes, Gid, PortAttributes, Read, VerbsError
+from zcactor.transport.verbs.driver.base import (
+    Completion,
+    DeviceAttributes,
+    Gid,
+    Marking,
+    PortAttributes,
+    Read,
+    VerbsError,
+)
 from zcactor.transport.verbs.driver.bindings import Absent
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, PortState, describe_status
 
@@ -35,6 +43,11 @@ PROOF_NBYTES: Final = 4096
 PROOF_SECONDS: Final = 5.0
 """Seconds of the proof. A READ takes microseconds, and 50 ms in an emulated machine. It does not wait for the device's
 own retries (`PathAttributes`, 7.5 s), as no packet to itself is lost."""
+DEFAULT_PARTITION: Final = 0xFFFF
+"""The key of full members of the default partition, which each RoCE port has at place 0."""
+_FULL_MEMBER: Final = 0x8000
+"""Bit of the key of a partition (InfiniBand Architecture, volume 1, 10.9.1.1)."""
+_UNMARKED: Final = Marking()
 _CAP_IPC_LOCK: Final = 14
 """Bit of CapEff in /proc/self/status; capabilities(7). With it the kernel ignores the limit of pinned memory."""
 
@@ -58,6 +71,10 @@ class Viable:
     local_address: str = ""
     gid_index: int | None = None
     """The argument of `viability` that chose the address."""
+    marking: Marking = _UNMARKED
+    """The marks of packets."""
+    partition: int = DEFAULT_PARTITION
+    """The key of the partition that these marks name."""
 
     @property
     def is_global(self) -> bool:
@@ -142,6 +159,7 @@ def prove(
     port: PortAttributes,
     gid: Gid | None,
     *,
+    marking: Marking = _UNMARKED,
     seconds: float = PROOF_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> str | None:
@@ -171,7 +189,7 @@ def prove(
         stack.callback(make_control(device, cq, srq).close)
         qp = make_bulk(device, cq)
         stack.callback(qp.close)
-        connect_to_itself(qp, device, port, gid)
+        connect_to_itself(qp, device, port, gid, marking)
         qp.post_reads([Read(1, to_region.address, PROOF_NBYTES, to_region.lkey, from_region.address, from_region.rkey)])
         completion = _wait(cq, seconds, clock)
         if completion is None:
@@ -193,10 +211,11 @@ class _Candidate:
     attributes: DeviceAttributes
     exact: bool
     """Whether its GID is that of the local address."""
+    partition: int
 
 
 def _port_candidate(
-    device: Device, number: int, local_address: str, gid_index: int | None, kept: Gid | None = None
+    device: Device, number: int, local_address: str, gid_index: int | None, marking: Marking, kept: Gid | None = None
 ) -> _Candidate | NotViable:
     """Return one port, or the reason against it. It keeps the address `kept`, if the port still has that.
 
@@ -211,10 +230,21 @@ def _port_candidate(
             f"{where} is {known.get(port.state, port.state)}, not ACTIVE",
             "connect the cable, set the interface up (ip link set DEV up), run a subnet manager on InfiniBand",
         )
+    partition = device.partition_key(number, marking.pkey_index)
+    if not partition and not marking.pkey_index and port.link_layer == LinkLayer.ETHERNET:
+        partition = DEFAULT_PARTITION  # some kernels list none for RoCE
+    if not partition & _FULL_MEMBER:
+        what = f"only limited membership of partition {partition:#06x}" if partition else "no partition key"
+        return NotViable(
+            f"{where} has {what} at index {marking.pkey_index}",
+            "set verbs_pkey_index to the place of a key from 0x8001 on (grep . /sys/class/infiniband/"
+            f"{device.name}/ports/{number}/pkeys/*), or have the subnet manager make the port a full member: limited "
+            "members do not reach each other",
+        )
     if port.link_layer != LinkLayer.ETHERNET:
         if not port.lid:
             return NotViable(f"{where} has no LID", "run a subnet manager (opensm) on the InfiniBand fabric")
-        return _Candidate(device.name, port, None, device.attributes, False)
+        return _Candidate(device.name, port, None, device.attributes, False, partition)
     gids = device.gids(number)
     if kept is not None and any((gid.index, gid.raw, gid.roce_v2) == (kept.index, kept.raw, True) for gid in gids):
         gid: Gid | None = kept
@@ -229,16 +259,20 @@ def _port_candidate(
             "give its network interface an IP address (ip addr add ... dev DEV), or name the entry of rdma link's "
             "device in /sys/class/infiniband",
         )
-    return _Candidate(device.name, port, gid, device.attributes, _stands_for(gid, local_address))
+    return _Candidate(device.name, port, gid, device.attributes, _stands_for(gid, local_address), partition)
 
 
 def look_again(device: Device, found: Viable) -> Viable | NotViable:
     """Query the port of `found` again. It keeps its address, if the port still has that, or gets another one."""
     try:
-        answer = _port_candidate(device, found.port.port, found.local_address, found.gid_index, found.gid)
+        answer = _port_candidate(
+            device, found.port.port, found.local_address, found.gid_index, found.marking, found.gid
+        )
     except OSError as error:
         return NotViable(f"{device.name} port {found.port.port} cannot be asked for its state: {error}", "restart")
-    return answer if isinstance(answer, NotViable) else replace(found, port=answer.port, gid=answer.gid)
+    if isinstance(answer, NotViable):
+        return answer
+    return replace(found, port=answer.port, gid=answer.gid, partition=answer.partition)
 
 
 def _first(problems: list[NotViable]) -> NotViable:
@@ -247,7 +281,12 @@ def _first(problems: list[NotViable]) -> NotViable:
 
 
 def _candidates(
-    binding: Binding, names: Sequence[str], port: int | None, local_address: str, gid_index: int | None
+    binding: Binding,
+    names: Sequence[str],
+    port: int | None,
+    local_address: str,
+    gid_index: int | None,
+    marking: Marking,
 ) -> tuple[list[_Candidate], list[NotViable]]:
     found: list[_Candidate] = []
     problems: list[NotViable] = []
@@ -255,7 +294,7 @@ def _candidates(
         try:
             with contextlib.closing(binding.open(name)) as device:
                 for number in (port,) if port else range(1, device.attributes.ports + 1):
-                    answer = _port_candidate(device, number, local_address, gid_index)
+                    answer = _port_candidate(device, number, local_address, gid_index, marking)
                     if isinstance(answer, NotViable):
                         problems.append(answer)
                     else:
@@ -277,6 +316,7 @@ def viability(
     port: int | None = None,
     gid_index: int | None = None,
     local_address: str = "",
+    marking: Marking = _UNMARKED,
     memlock: Callable[[], int | None] = memlock_limit,
     proof_seconds: float = PROOF_SECONDS,
     clock: Callable[[], float] = time.monotonic,
@@ -290,6 +330,7 @@ def viability(
         port: number of the only port to use.
         gid_index: entry of the table to use, instead of the choice of `choose_gid`.
         local_address: IP address at which peers reach this host; a port that has it is preferred.
+        marking: the marks of packets. A port without the partition that they name is of no use.
         memlock: returns the bytes that may be pinned; None for any number.
         proof_seconds: seconds that the proof may take on each candidate.
         clock: returns seconds.
@@ -319,13 +360,15 @@ def viability(
             "LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 in Docker; or a smaller store_capacity",
         )
     names = names if device is None else [device]
-    found, problems = _candidates(binding, names, port, local_address, gid_index)
+    found, problems = _candidates(binding, names, port, local_address, gid_index, marking)
     for candidate in found:
         where = f"{candidate.device} port {candidate.port.port}"
         where += f" with GID {candidate.gid.index} ({candidate.gid.address})" if candidate.gid else " with its LID"
         try:
             with contextlib.closing(binding.open(candidate.device)) as opened:
-                wrong = prove(opened, candidate.port, candidate.gid, seconds=proof_seconds, clock=clock)
+                wrong = prove(
+                    opened, candidate.port, candidate.gid, marking=marking, seconds=proof_seconds, clock=clock
+                )
         except (OSError, VerbsError) as error:
             wrong = str(error)
         if wrong is None:
@@ -340,6 +383,8 @@ def viability(
                 peers_of(candidate.attributes, arena_nbytes, limit),
                 local_address,
                 gid_index,
+                marking,
+                candidate.partition,
             )
         problems.append(NotViable(f"{where}: {wrong}", "choose another GID (rdma link, show_gids) or device"))
     return _first(problems)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from zcactor.transport.verbs.driver import base, checks
 from zcactor.transport.verbs.driver.device_resources import DeviceResources, ResourceKind
-from zcactor.transport.verbs.driver.sysfs import gid_table
+from zcactor.transport.verbs.driver.sysfs import gid_table, partition_key
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -164,6 +164,10 @@ class DriverDevice(OpenDevice, ABC):
     def gids(self, port: int) -> list[base.Gid]:
         self._check()
         return gid_table(self.name, port)
+
+    def partition_key(self, port: int, index: int) -> int:
+        self._check()
+        return partition_key(self.name, port, index)
 
     def closing(self, what: str) -> AbstractContextManager[None]:
         """Return a context for the verb `what`, which raises `OSError` only. This one is for bindings that raise

@@ -33,6 +33,7 @@ __all__ = [
     "Device",
     "DeviceAttributes",
     "Gid",
+    "Marking",
     "MemoryRegion",
     "PathAttributes",
     "PortAttributes",
@@ -181,6 +182,18 @@ class QpAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class Marking:
+    """The marks of all packets of this process, by which switches choose a queue and a network for them."""
+
+    traffic_class: int = 0
+    """8 bits of the global header, of which RoCE v2 makes the DSCP (the upper 6) and ECN of its IP header."""
+    service_level: int = 0
+    """4 bits of the local header of InfiniBand, and the priority of RoCE in a VLAN."""
+    pkey_index: int = 0
+    """The place of the partition's key in the port's table."""
+
+
+@dataclass(frozen=True, slots=True)
 class PathAttributes:
     """This end of a connection; ibv_modify_qp(3)."""
 
@@ -209,6 +222,7 @@ class PathAttributes:
     min_rnr_timer: int = 12
     """Code of the time after which a sender repeats a message that met no receive: 12 is 0.64 ms."""
     hop_limit: int = 64
+    marking: Marking = Marking()
 
 
 @runtime_checkable
@@ -396,6 +410,13 @@ class Device(Protocol):
 
     def gids(self, port: int) -> Sequence[Gid]:
         """Return the used entries of the port's table of addresses, by index.
+
+        Raises:
+            OSError: the table cannot be read.
+        """
+
+    def partition_key(self, port: int, index: int) -> int:
+        """Return the key of a partition from the port's table; ibv_query_pkey(3). 0 where there is none at `index`.
 
         Raises:
             OSError: the table cannot be read.

@@ -156,6 +156,7 @@ _PATH_LIMITS: Final = {
 }
 """Smallest and largest value of each field. A timeout of 0 waits for ever; the 7 of the retry counts is explained at
 `PathAttributes`."""
+_MARKING_LIMITS: Final = {"traffic_class": (0, 255), "service_level": (0, 15), "pkey_index": (0, 0xFFFF)}
 _ADDRESS_LIMITS: Final = {"qpn": (1, MAX_U24), "psn": (0, MAX_U24), "lid": (0, 0xFFFF), "mtu": (1, 5)}
 
 
@@ -165,7 +166,8 @@ def check_path(remote: QpAddress, path: PathAttributes) -> None:
     Raises:
         VerbsError: a number does not fit its field or would wait for ever, or the GID is not 16 bytes.
     """
-    for source, limits in ((remote, _ADDRESS_LIMITS), (path, _PATH_LIMITS)):
+    checked = ((remote, _ADDRESS_LIMITS), (path, _PATH_LIMITS), (path.marking, _MARKING_LIMITS))
+    for source, limits in checked:
         for name, (low, high) in limits.items():
             value: int = getattr(source, name)
             if not low <= value <= high:

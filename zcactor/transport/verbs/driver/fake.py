@@ -32,7 +32,7 @@ from zcactor.transport.verbs.driver.base import (
 )
 from zcactor.transport.verbs.driver.checks import dma_buf_error, registration_error
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, Opcode, PortState, QpState
-from zcactor.transport.verbs.driver.fake_nic import ATTRIBUTES, INLINE_LIMITS, DmaBuf, EventFd, FakeNic
+from zcactor.transport.verbs.driver.fake_nic import ATTRIBUTES, FULL_MEMBER, INLINE_LIMITS, DmaBuf, EventFd, FakeNic
 from zcactor.transport.verbs.driver.fake_queues import (
     FakeCompletionQueue,
     FakeMemoryRegion,
@@ -55,6 +55,8 @@ __all__ = [
 _MTU_4096: Final = 5
 _MAX_MSG_SZ: Final = 8 << 20
 """Bytes of the longest message, as rdma_rxe reports them."""
+_NO_TABLE: Final = FULL_MEMBER
+"""The key of ports without a table of partitions, which is that of no other port."""
 _LINK_LOCAL: Final = Gid(0, ipaddress.IPv6Address("fe80::5054:ff:fe12:3456").packed, True, "eth0")
 
 
@@ -128,7 +130,7 @@ class FakeFabric(DeviceFaults):
         lid = 0 if link_layer == LinkLayer.ETHERNET else number
         port = PortAttributes(1, state, _MTU_4096, max_msg_sz, lid, link_layer)
         nic = self.nics[name] = FakeNic(
-            name, port, gids, attributes, pin_limit, takes_dma_bufs, max_inline, network
+            name, port, gids, attributes, pin_limit, takes_dma_bufs, max_inline, network=network
         )
         return nic
 
@@ -223,7 +225,7 @@ class FakeFabric(DeviceFaults):
         if peer is None or peer.current != QpState.RTS or peer.remote is None or peer.path is None:
             return None
         nic = peer.device.nic
-        if nic.network != qp.device.nic.network:
+        if nic.network != qp.device.nic.network or not _of_one_partition(qp, peer):
             return None
         by_lid = nic.port.lid == remote.lid
         reached = any(gid.raw == remote.gid for gid in nic.gids) if path.is_global else by_lid
@@ -304,6 +306,16 @@ class FakeFabric(DeviceFaults):
         self._statistics.bytes_sent += send.nbytes
         peer.cq.push(Completion(receive.wr_id, 0, Opcode.RECV, send.nbytes, peer.qp_num), peer, None)
         return CompletionStatus.SUCCESS
+
+
+def _of_one_partition(qp: FakeQueuePair, peer: FakeQueuePair) -> bool:
+    """Whether both are of one partition, and one of them is a full member."""
+    ours, theirs = (
+        one.device.nic.partitions[one.path.marking.pkey_index] or _NO_TABLE
+        for one in (qp, peer)
+        if one.path is not None
+    )
+    return (ours ^ theirs) & (FULL_MEMBER - 1) == 0 and (ours | theirs) & FULL_MEMBER != 0
 
 
 class FakeBinding:
@@ -395,6 +407,10 @@ class FakeDevice(OpenDevice):
     def gids(self, port: int) -> list[Gid]:
         self.port(port)
         return list(self.nic.gids)
+
+    def partition_key(self, port: int, index: int) -> int:
+        self.port(port)
+        return self.nic.partitions[index] if index < len(self.nic.partitions) else 0
 
     def register(self, address: int, nbytes: int, *, remote_read: bool) -> FakeMemoryRegion:
         self._check_region(address, nbytes)

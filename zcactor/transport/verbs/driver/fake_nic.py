@@ -13,7 +13,7 @@ from typing import Any, Final
 from zcactor.transport.verbs.driver.base import DeviceAttributes, Gid, PortAttributes
 from zcactor.transport.verbs.driver.codes import PortState
 
-__all__ = ["ATTRIBUTES", "INLINE_LIMITS", "DmaBuf", "EventFd", "FakeNic"]
+__all__ = ["ATTRIBUTES", "FULL_MEMBER", "INLINE_LIMITS", "DmaBuf", "EventFd", "FakeNic"]
 
 ATTRIBUTES: Final = DeviceAttributes(
     ports=1, max_qp_rd_atom=128, max_qp_init_rd_atom=128, max_qp_wr=16384, max_srq_wr=32768, max_cqe=32767
@@ -22,6 +22,8 @@ ATTRIBUTES: Final = DeviceAttributes(
 INLINE_LIMITS: Final = (0, 48, 64, 101, 216, 512)
 """Bytes of inline data that the drivers of real adapters take at most: irdma and bnxt_re fewer than 256, rdma_rxe 512.
 Each of them answers EINVAL to a queue pair that asks for more."""
+FULL_MEMBER: Final = 0x8000
+"""Bit of the key of a partition (InfiniBand Architecture, volume 1, 10.9.1.1)."""
 
 
 class EventFd:
@@ -70,6 +72,9 @@ class FakeNic:
     """Whether it registers memory of GPUs."""
     max_inline: int = INLINE_LIMITS[-1]
     """The most bytes of inline data that a queue pair may ask for. One that asks for more is refused."""
+    partitions: tuple[int, ...] = (FULL_MEMBER | 0x7FFF,)
+    """The keys of its port's table, each with 15 bits of the partition's number. A limited member, whose key lacks
+    `FULL_MEMBER`, reaches full members only."""
     network: str = ""
     """The network of its port. It reaches adapters of the same network only."""
     pinned: int = 0

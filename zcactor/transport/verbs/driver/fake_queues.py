@@ -313,6 +313,8 @@ class FakeQueuePair(OpenQueuePair):
             raise OSError(errno.EINVAL, f"{self.device.name} serves {limits.max_qp_rd_atom} READs at a time")
         if path.is_global and all(gid.index != path.gid_index for gid in self.device.nic.gids):
             raise OSError(errno.EINVAL, f"{self.device.name} has no GID {path.gid_index}")
+        if path.marking.pkey_index >= len(self.device.nic.partitions):
+            raise OSError(errno.EINVAL, f"{self.device.name} has no partition at {path.marking.pkey_index}")
         self.remote, self.path, self.current = remote, path, QpState.RTS
         self._max_message = max_message
 

@@ -238,14 +238,18 @@ class IbverbsQueuePair(OpenQueuePair):
                 is_global=1,
                 port_num=path.port,
                 hop_limit=path.hop_limit,
+                traffic_class=path.marking.traffic_class,
+                sl=path.marking.service_level,
             )
         else:
-            vector = self._library.AHAttr(dlid=remote.lid, is_global=0, port_num=path.port)
+            vector = self._library.AHAttr(
+                dlid=remote.lid, is_global=0, port_num=path.port, sl=path.marking.service_level
+            )
         mask = self._library.QPAttrMask
         self._modify(
             mask.STATE | mask.PKEY_INDEX | mask.PORT | mask.ACCESS_FLAGS,
             qp_state=codes.QpState.INIT,
-            pkey_index=0,
+            pkey_index=path.marking.pkey_index,
             port_num=path.port,
             qp_access_flags=_REMOTE_READ if path.remote_read else 0,
         )

@@ -396,6 +396,7 @@ class PyverbsQueuePair(OpenQueuePair):
         library = self._library
         max_message = self._device.port(path.port).max_msg_sz
         attributes = library.qp.QPAttr(port_num=path.port, path_mtu=min(remote.mtu, path.mtu))
+        attributes.pkey_index = path.marking.pkey_index
         attributes.qp_access_flags = library.e.IBV_ACCESS_REMOTE_READ if path.remote_read else 0
         attributes.dest_qp_num = remote.qpn
         attributes.rq_psn = remote.psn
@@ -409,10 +410,16 @@ class PyverbsQueuePair(OpenQueuePair):
         if path.is_global:
             text = remote.gid.hex()
             gid = library.addr.GID(":".join(text[i : i + 4] for i in range(0, 32, 4)))
-            route = library.addr.GlobalRoute(dgid=gid, sgid_index=path.gid_index, hop_limit=path.hop_limit)
-            vector = library.addr.AHAttr(dlid=remote.lid, port_num=path.port, is_global=1, gr=route)
+            route = library.addr.GlobalRoute(
+                dgid=gid, sgid_index=path.gid_index, hop_limit=path.hop_limit, traffic_class=path.marking.traffic_class
+            )
+            vector = library.addr.AHAttr(
+                dlid=remote.lid, sl=path.marking.service_level, port_num=path.port, is_global=1, gr=route
+            )
         else:
-            vector = library.addr.AHAttr(dlid=remote.lid, port_num=path.port, is_global=0)
+            vector = library.addr.AHAttr(
+                dlid=remote.lid, sl=path.marking.service_level, port_num=path.port, is_global=0
+            )
         attributes.ah_attr = vector
         with self._guard(f"connecting queue pair {self.qp_num} to {remote}", errno.EINVAL):
             self._qp.to_rts(attributes)

@@ -1,4 +1,4 @@
-"""The table of addresses of a port, from the kernel's files in /sys/class/infiniband.
+"""The tables of addresses and partitions of a port, from the kernel's files in /sys/class/infiniband.
 
 The kernel documents the files in Documentation/ABI/stable/sysfs-class-infiniband. They replace a call of
 ibv_query_gid_table(3), because the ``ibverbs`` package has no call for an entry's type and interface, and because the
@@ -18,7 +18,7 @@ from zcactor.transport.verbs.driver.presence import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["gid_table"]
+__all__ = ["gid_table", "partition_key"]
 
 _UNUSED: Final = b":".join([b"0000"] * 8)
 """The content of an unused entry, as most of the hundreds of entries are."""
@@ -59,3 +59,12 @@ def gid_table(device: str, port: int, root: Path = ROOT) -> list[Gid]:
             netdev = _read(f"{base}/gid_attrs/ndevs/{index}").decode("ascii", "replace")
             entries.append(Gid(index, bytes.fromhex(text.decode().replace(":", "")), kind == b"RoCE v2", netdev))
     return entries
+
+
+def partition_key(device: str, port: int, index: int, root: Path = ROOT) -> int:
+    """Return the key at one place of the port's table of partitions; 0 where there is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return int(_read(f"{root}/{device}/ports/{port}/pkeys/{index}") or b"0", 16)

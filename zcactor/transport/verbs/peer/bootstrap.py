@@ -93,6 +93,8 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True
     proof: tuple[_U64, _U32, _U32, _U32]
     """Address, rkey, bytes and CRC-32 of the memory that proves the path."""
     eager_limit: Annotated[int, msgspec.Meta(ge=64, le=1 << 20)]
+    partition: _U16
+    """The key of its partition, in which the upper bit says that it is a full member."""
 
 
 class PathVerdict(msgspec.Struct, frozen=True, tag="verdict", forbid_unknown_fields=True):
@@ -236,6 +238,10 @@ def split(buffer: bytearray) -> list[Message]:
     return found
 
 
+_PARTITION: Final = 0x7FFF
+"""The number of the partition in its key; the other bit is about the membership."""
+
+
 class Agreement(msgspec.Struct, frozen=True):
     """The limits that both ends use."""
 
@@ -254,13 +260,18 @@ def agree(ours: Offer, theirs: Offer) -> Agreement:
     """Agree on the smaller one of each limit.
 
     Raises:
-        ProtocolError: one end addresses the other by GID, and the other end by LID.
+        ProtocolError: one end addresses the other by GID, and the other end by LID; or they are of two partitions.
     """
     if ours.is_global != theirs.is_global:
         how = {True: "a GID (Ethernet)", False: "a LID (InfiniBand)"}
         raise ProtocolError(
             f"{ours.device} here has {how[ours.is_global]} and the peer's {theirs.device} {how[theirs.is_global]}: "
             "they are on different fabrics"
+        )
+    if (ours.partition ^ theirs.partition) & _PARTITION:
+        raise ProtocolError(
+            f"{ours.device} here uses partition key {ours.partition:#06x} and the peer's {theirs.device} "
+            f"{theirs.partition:#06x}, which are of two partitions: set verbs_pkey_index at both"
         )
     return Agreement(
         mtu=min(ours.mtu, theirs.mtu),

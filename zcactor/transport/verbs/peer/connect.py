@@ -16,7 +16,7 @@ from zcactor.transport.verbs.device.calibration import calibrate
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.device.sizing import MAX_VERBS_EAGER_LIMIT, slot_nbytes_for
 from zcactor.transport.verbs.device.viability import NotViable, Viable, viability
-from zcactor.transport.verbs.driver.base import VerbsError
+from zcactor.transport.verbs.driver.base import Marking, VerbsError
 from zcactor.transport.verbs.peer import negotiation
 from zcactor.transport.verbs.peer.bootstrap import Offer, PathVerdict, agree
 from zcactor.transport.verbs.peer.connection import VerbsConnection
@@ -38,7 +38,7 @@ PROOF_SECONDS: Final = 1.5
 
 def open_engine(
     binding: Binding, arena: PinnableArena, *, device: str | None, port: int | None, gid_index: int | None,
-    local_address: str, eager_limit: int, verbs_eager_limit: int | None,
+    local_address: str, eager_limit: int, verbs_eager_limit: int | None, marks: tuple[int, int, int] = (0, 0, 0),
 ) -> Engine | str:  # fmt: skip
     """Make an engine on a port that works, or return the reason against it. Call it on the loop's thread.
 
@@ -48,10 +48,12 @@ def open_engine(
         device, port, gid_index, local_address: as for `viability`.
         eager_limit: bytes of the largest payload in a frame, where the device cannot be measured.
         verbs_eager_limit: bytes of the largest payload in a frame by RDMA; with None it is measured.
+        marks: the fields of the `Marking` of all packets.
     """
     found = viability(
-        binding, arena_nbytes=arena.nbytes, device=device, port=port, gid_index=gid_index, local_address=local_address
-    )
+        binding, arena_nbytes=arena.nbytes, device=device, port=port, gid_index=gid_index, local_address=local_address,
+        marking=Marking(*marks),
+    )  # fmt: skip
     if isinstance(found, NotViable):
         return str(found)
     try:
@@ -83,7 +85,7 @@ def _choose_limit(device: Device, found: Viable, eager_limit: int, wanted: int |
         limit = min(wanted, MAX_VERBS_EAGER_LIMIT)
         return limit, f"arrays of at least {limit} bytes by reference: verbs_eager_limit says so"
     try:
-        model = calibrate(device, found.port, found.gid, high=MAX_VERBS_EAGER_LIMIT)
+        model = calibrate(device, found.port, found.gid, high=MAX_VERBS_EAGER_LIMIT, marking=found.marking)
     except OSError as error:
         return eager_limit, f"arrays of at least {eager_limit} bytes by reference: nothing could be measured ({error})"
     return model.eager_limit, model.reason

@@ -74,6 +74,7 @@ class QueuePairs:
             seals=(engine.seals.address, engine.seals.rkey, engine.seals.count),
             proof=engine.proof,
             eager_limit=eager_limit,
+            partition=found.partition,
         )
 
     def _keep(self, qp: QueuePair) -> QueuePair:
@@ -124,6 +125,7 @@ class QueuePairs:
             max_rd_atomic=agreed.reads_out,
             max_dest_rd_atomic=agreed.reads_in,
             remote_read=remote_read,
+            marking=found.marking,
         )
 
     def describe(self) -> str:
