@@ -130,8 +130,8 @@ class Config:
             certificate of that CA are admitted. All hosts must set it. With `tls` there is no RDMA, and `sealing` has
             no effect.
         verbs_binding: the Python binding of libibverbs to use; ``"none"`` switches RDMA off.
-        verbs_device: name of the only RDMA device to use, as in /sys/class/infiniband; None takes the first device that
-            works.
+        verbs_device: name of the only RDMA device to use, as in /sys/class/infiniband; None offers all devices that
+            work to peers.
         verbs_port: number of the only port of the device to use; None tries all ports.
         verbs_gid_index: index of the entry of the port's GID table to use; None takes the entry that stands for `host`.
         verbs_traffic_class: traffic class of packets by RDMA, by which switches choose a queue: four times the DSCP of

@@ -23,7 +23,7 @@ from tests.transport.verbs.sides import (
     works,
 )
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
-from zcactor.testing.conformance.connection import Recorder, Side, send, turns
+from zcactor.testing.conformance.connection import ConnectedPair, Recorder, Side, send, turns
 from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.stream.record_layer import SealedSocket
 from zcactor.transport.stream.tls import load_tls
@@ -249,6 +249,107 @@ async def test_two_partitions(fabric: FakeFabric) -> None:
         verbs_side(lambda: fabric.binding("fake1")) as right,
     ):
         await fell_back((left, right), "which are of two partitions", "which are of two partitions")
+
+
+# ---- several cards
+
+RAILS = {"a0": "10.0.0.1", "a1": "10.0.1.1", "b1": "10.0.1.2", "b0": "10.0.0.2"}
+"""Two cards of each of two hosts, a and b, which prefer cards of two networks."""
+
+
+@contextlib.contextmanager
+def rails(fabric: FakeFabric, **settings: Any) -> Iterator[tuple[Side, Side]]:
+    """Two hosts whose cards are on two networks that do not reach each other."""
+    for name, address in RAILS.items():
+        fabric.add_nic(name, address, network=name[1])
+    with (
+        verbs_side(lambda: fabric.binding("a0", "a1"), **settings) as left,
+        verbs_side(lambda: fabric.binding("b0", "b1"), **settings) as right,
+    ):
+        yield left, right
+
+
+def cards_of(pair: ConnectedPair) -> list[str]:
+    """The cards that the two ends use."""
+    ends = (pair.left, pair.right)
+    return [end.pairs.engine.device.name for end in ends if isinstance(end, VerbsConnection)]
+
+
+@pytest.mark.parametrize("sealing", [False, True])
+async def test_the_next_pair_of_cards_is_tried(fabric: FakeFabric, sealing: bool) -> None:
+    with rails(fabric, sealing=sealing) as (left, right):
+        async with joined((left, right)) as pair:
+            assert cards_of(pair) == ["a0", "b0"]
+            await works(pair)
+            right.arena[:5] = b"bytes"
+            await pair.left.pull(RemoteRegion(1, 0, 5), left.address, left)
+            assert bytes(left.arena[:5]) == b"bytes"
+        for side in (left, right):
+            assert [engine.connections for engine in endpoint_of(side).engines] in ([0], [0, 0])
+    assert all(nic.pinned == 0 and not nic.devices for nic in fabric.nics.values())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_a_card_that_fails_leaves_the_others(fabric: FakeFabric, turned: bool) -> None:
+    with rails(fabric) as sides:
+        for side in sides:
+            endpoint_of(side).open_engine()
+        fabric.nics["b0"].set_active(False)
+        async with joined(sides[::-1] if turned else sides) as pair:
+            assert sorted(cards_of(pair)) == ["a1", "b1"]
+            await works(pair)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_a_card_that_cannot_be_opened_leaves_the_others(fabric: FakeFabric, turned: bool) -> None:
+    with rails(fabric) as sides:
+        for side in sides:
+            endpoint_of(side).open_engine()
+        fabric.nics["b0"].set_active(False)
+        fabric.nics["a1"].pin_limit = 0
+        async with joined(sides[::-1] if turned else sides) as pair:
+            assert {pair.left.kind, pair.right.kind} == {"tcp"}
+            reasons = [end.rejected["verbs"] for end in (pair.left, pair.right)]
+            ours, theirs = reasons[::-1] if turned else reasons
+            assert "a0 here to the peer's b0: " in ours and "b0 here to the peer's a0: " in theirs
+            assert "a1 here to the peer's b1: a1 cannot be used" in ours and "b1 here to the peer's a1: " in theirs
+            await works(pair)
+
+
+async def test_no_pair_of_cards_works(fabric: FakeFabric) -> None:
+    for name, address in RAILS.items():
+        fabric.add_nic(name, address, network=name)
+    with (
+        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
+        verbs_side(lambda: fabric.binding("b0", "b1")) as right,
+    ):
+        await fell_back((left, right), "a0 here to the peer's b0: ", "b0 here to the peer's a0: ")
+        for side in (left, right):
+            assert all(engine.connections == 0 for engine in endpoint_of(side).engines)
+
+
+async def test_a_path_that_breaks_is_replaced_by_other_cards(fabric: FakeFabric) -> None:
+    for name, address in RAILS.items():
+        fabric.add_nic(name, address)
+    with (
+        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
+        verbs_side(lambda: fabric.binding("b0", "b1")) as right,
+    ):
+        accepted: list[Connection] = []
+        for side in (left, right):
+            await side.endpoint.start(accepted.append)
+        first = await left.endpoint.connect(right.endpoint.address)
+        assert isinstance(first, VerbsConnection) and first.pairs.engine.device.name == "a0"
+        first.start(Recorder())
+        fabric.nics["a0"].set_active(False)
+        send(first, [b"lost"])
+        await turns(20)
+        again = await left.endpoint.connect(right.endpoint.address)
+        assert isinstance(again, VerbsConnection) and again.pairs.engine.device.name == "a1"
+        for connection in (*accepted, first, again):
+            connection.abort()
+        for side in (left, right):
+            await side.endpoint.aclose()
 
 
 # ---- the end

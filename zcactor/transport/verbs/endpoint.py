@@ -1,9 +1,11 @@
 """Peers that both have a device: they connect over TCP, then by queue pairs, or stay with TCP.
 
-Over the authenticated socket both ends first send their abilities (`zcactor.transport.verbs.peer.bootstrap.Offer`).
-Where both can use RDMA, each connects its queue pairs, says so, proves the path by a message and a READ whose bytes are
-checked, and sends the result. Each step ends with a verdict of both ends, so that both decide alike. When one end
-fails, or is not done in time, the connection continues over TCP on the same socket, and has the reason.
+Over the authenticated socket both ends first send the ports that they can use, and agree on pairs of them, which are
+tried in turn (`zcactor.transport.verbs.peer.ports`). For each pair they send their abilities
+(`zcactor.transport.verbs.peer.bootstrap.Offer`). Each connects its queue pairs, says so, proves the path by a message
+and a READ whose bytes are checked, and sends the result. Each step ends with a verdict of both ends, so that both
+decide alike. When one end fails with all pairs, or is not done in time, the connection continues over TCP on the same
+socket, and has the reasons.
 
 A process with peers on its own host only has no such endpoint, and never touches a device. Where the host has no
 device, the code for devices is not imported (`zcactor.transport.verbs.peer.connect`).
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.device.registration_cache import PinnableArena
     from zcactor.transport.verbs.driver.base import Binding
     from zcactor.transport.verbs.peer.connection import VerbsConnection
+    from zcactor.transport.verbs.peer.ports import OwnPorts
 
 __all__ = ["VerbsEndpoint"]
 
@@ -44,7 +47,7 @@ class VerbsEndpoint(TcpEndpoint):
         arena: the arena of this process.
         binding: returns the binding of libibverbs, or the reason why there is no binding; called by `start`.
         lookup: as for `VerbsConnection`.
-        device, device_port, gid_index: the device to use; with None the first that works.
+        device, device_port, gid_index: the device to use; with None all ports that work are offered to peers.
         verbs_eager_limit: bytes of the largest payload in a frame by RDMA; with None it is measured with the device.
         marks: traffic class, service level and index of the partition's key of all packets by RDMA.
         falls_back: whether TCP is used for a peer with which RDMA does not work. Otherwise the peer is refused.
@@ -83,7 +86,8 @@ class VerbsEndpoint(TcpEndpoint):
             integrity=integrity, tls=tls,
         )  # fmt: skip
         self.engine: Engine | None = None
-        """The engine of the device in use; None before `start`, and without a device that works."""
+        """The engine of the preferred port; None before `start`, and without a device that works."""
+        self._ports: OwnPorts | None = None
         self.problem = "" if tls is None else f"{NOT_BY_TLS}; add tcp to transports, or unset tls"
         """The reason against RDMA here; empty before an attempt, and where RDMA can be used."""
         self._arena = arena
@@ -94,6 +98,11 @@ class VerbsEndpoint(TcpEndpoint):
         self._falls_back = falls_back
         self._verbs_eager_limit = verbs_eager_limit
         self._opened = tls is not None
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The engines of the ports in use, that of the preferred one first."""
+        return [] if self._ports is None else self._ports.engines
 
     def viability(self) -> str | None:
         """Return None when this endpoint can work here, else the reason and the remedy. With a fall-back to TCP it can
@@ -108,17 +117,18 @@ class VerbsEndpoint(TcpEndpoint):
             if isinstance(binding, Absent):
                 self.problem = f"{binding.cause}; {binding.fix}"
             else:
-                from zcactor.transport.verbs.peer.connect import open_engine  # few hosts have a device, which it is for
+                from zcactor.transport.verbs.peer.connect import open_ports  # few hosts have a device, which it is for
 
                 device, port, gid_index = self._wanted
-                found = open_engine(
+                found = open_ports(
                     binding, self._arena, device=device, port=port, gid_index=gid_index, local_address=self._host,
                     eager_limit=self._eager_limit, verbs_eager_limit=self._verbs_eager_limit, marks=self._marks,
                 )  # fmt: skip
                 if isinstance(found, str):
                     self.problem = found
                 else:
-                    self.engine = found
+                    self._ports = found
+                    (self.engine,) = found.engines
             logger.info("RDMA: %s", self.problem or f"{self.engine}")
         return self.engine
 
@@ -150,28 +160,28 @@ class VerbsEndpoint(TcpEndpoint):
             return self.problem
         if not hello.rdma:
             return "the peer's transports do not allow it"
-        engine = self.open_engine()
-        if engine is None:
+        self.open_engine()
+        if self._ports is None:
             await negotiation.decline(sock, self.problem)
             return self.problem
-        avoided = engine.avoided(hello.process) if self._falls_back else ""
+        numbers, avoided = self._ports.offered_to(hello.process, even_broken=not self._falls_back)
         if avoided:
             await negotiation.decline(sock, avoided)
             return avoided
         from zcactor.transport.verbs.peer.connect import join
 
         return await join(
-            engine, sock, self._peer(hello), recv_depth=min(hello.recv_depth, self._recv_depth), leads=not accepting,
-            lookup=self._lookup, authorize=self._authorized,
+            self._ports, numbers, sock, peer=self._peer(hello), leads=not accepting,
+            recv_depth=min(hello.recv_depth, self._recv_depth), lookup=self._lookup, authorize=self._authorized,
         )  # fmt: skip
 
     def abandon(self) -> None:
         """Close a forked child's copy of the socket, and never use the device again, which belongs to the parent."""
         super().abandon()
-        if self.engine is not None:
-            self.engine.abandon()
+        for engine in self.engines:
+            engine.abandon()
 
     def dispose(self) -> None:
-        """Close the device. Idempotent."""
-        if self.engine is not None:
-            self.engine.close()
+        """Close the devices. Idempotent."""
+        for engine in self.engines:
+            engine.close()

@@ -6,6 +6,7 @@ import ipaddress
 import resource
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,15 @@ import pytest
 from tests.transport.verbs.parts import engine_on
 from zcactor.transport.verbs.device.sizing import DEPTH, MAX_VERBS_EAGER_LIMIT, SEND_REQUESTS, pinned_nbytes
 from zcactor.transport.verbs.device.versions import SEALS_NBYTES
-from zcactor.transport.verbs.device.viability import NotViable, Viable, choose_gid, look_again, memlock_limit, viability
+from zcactor.transport.verbs.device.viability import (
+    NotViable,
+    Viable,
+    choose_gid,
+    look_again,
+    memlock_limit,
+    viability,
+    viable_ports,
+)
 from zcactor.transport.verbs.driver.base import CompletionQueue, Gid, Marking, SharedReceiveQueue
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, PortState
@@ -36,7 +45,7 @@ def unlimited() -> None:
 
 def check(binding: FakeBinding, **kwargs: object) -> Viable | NotViable:
     """The answer of `viability`; checks that everything it opened is closed."""
-    answer = viability(binding, arena_nbytes=ARENA, **{"memlock": unlimited, **kwargs})  # type: ignore[arg-type]
+    answer = viability(binding, arena_nbytes=ARENA, **{"memlock": unlimited, **kwargs})
     assert all(device.closed and len(device.ledger) == 0 for device in binding.opened)
     return answer
 
@@ -67,6 +76,26 @@ def test_address_decides_between_devices(fabric: FakeFabric) -> None:
         answer = check(fabric.binding(), local_address=address)
         assert isinstance(answer, Viable)
         assert answer.device == device
+
+
+def test_the_nearest_card_comes_first(fabric: FakeFabric) -> None:
+    for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.3")):
+        fabric.add_nic(name, address)
+    near = {"a": 2, "b": 5, "c": 5}
+    found = viable_ports(
+        fabric.binding(), arena_nbytes=ARENA, local_address="10.0.0.3", memlock=unlimited, near=near.__getitem__
+    )
+    assert not isinstance(found, NotViable)
+    assert [port.device for port in found] == ["c", "b", "a"]
+
+
+def test_one_port_where_the_arena_can_be_pinned_once(fabric: FakeFabric) -> None:
+    for name in "abc":
+        fabric.add_nic(name)
+    needed = pinned_nbytes(ARENA)
+    for limit, count in ((needed, 1), (2 * needed - 1, 1), (2 * needed, 2), (9 * needed, 3)):
+        found = viable_ports(fabric.binding(), arena_nbytes=ARENA, memlock=partial(int, limit))
+        assert not isinstance(found, NotViable) and len(found) == count
 
 
 def test_device_and_gid_can_be_named(fabric: FakeFabric) -> None:

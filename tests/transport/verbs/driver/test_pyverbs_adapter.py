@@ -177,7 +177,7 @@ def test_packets_are_marked(is_global: bool) -> None:
         qp=SimpleNamespace(QPAttr=SimpleNamespace),
         addr=SimpleNamespace(GID=str, GlobalRoute=SimpleNamespace, AHAttr=SimpleNamespace),
     )
-    qp._guard = lambda *_: nullcontext()
+    qp._guard = lambda *_: nullcontext()  # type: ignore[assignment]
     qp._device = SimpleNamespace(port=lambda _: SimpleNamespace(max_msg_sz=1 << 20))  # type: ignore[assignment]
     qp._ledger = SimpleNamespace(uses={id(qp)})  # type: ignore[assignment]
     qp._qp = SimpleNamespace(to_rts=found.append)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zcactor.transport.verbs.driver.base import Gid
-from zcactor.transport.verbs.driver.sysfs import gid_table, partition_key
+from zcactor.transport.verbs.driver.sysfs import gid_table, nearness, partition_key
 
 
 def make_port(root: Path, entries: dict[int, tuple[str, str, str]]) -> None:
@@ -50,6 +50,46 @@ def test_keys_of_partitions(tmp_path: Path) -> None:
     for index, text in enumerate(("0xffff", "0x7ffe", "0x0000")):
         (keys / str(index)).write_text(text + "\n")
     assert [partition_key("mlx5_0", 1, index, tmp_path) for index in range(4)] == [0xFFFF, 0x7FFE, 0, 0]
+
+
+def make_pci(root: Path, cards: dict[str, str], gpus: dict[str, str]) -> None:
+    """Make cards and GPUs at places of PCI, such as ``"00:01.0/01:00.0"``."""
+    base = root / "sys/devices/pci0000:00"
+    for name, place in cards.items():
+        (base / place).mkdir(parents=True)
+        (root / "sys/class/infiniband" / name).mkdir(parents=True)
+        (root / "sys/class/infiniband" / name / "device").symlink_to(base / place)
+    for uuid, place in gpus.items():
+        (base / place).mkdir(parents=True)
+        address = place.rpartition("/")[2]
+        (root / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
+        (root / "sys/bus/pci/devices" / address).symlink_to(base / place)
+        facts = root / "proc/driver/nvidia/gpus" / address
+        facts.mkdir(parents=True)
+        (facts / "information").write_text(f"Model: \t H100\nGPU UUID: \t {uuid}\nDevice Minor: \t 1\n")
+
+
+CARDS = {"mlx5_0": "00:01.0/01:00.0/02:00.0", "mlx5_1": "00:02.0/03:00.0/04:00.0"}
+GPUS = {"GPU-a": "00:01.0/01:00.0/05:00.0", "GPU-b": "00:02.0/03:00.0/06:00.0"}
+
+
+@pytest.mark.parametrize(("visible", "nearest"), [("GPU-a", "mlx5_0"), ("GPU-b", "mlx5_1"), ("GPU-b,MIG-1", "mlx5_1")])
+def test_the_card_behind_the_bridge_of_a_gpu_is_nearest(tmp_path: Path, visible: str, nearest: str) -> None:
+    make_pci(tmp_path, CARDS, GPUS)
+    found = {name: nearness(name, {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) for name in CARDS}
+    assert max(found, key=lambda name: found[name]) == nearest and len(set(found.values())) == 2
+
+
+def test_no_card_is_nearer_where_the_gpus_are_not_known(tmp_path: Path) -> None:
+    make_pci(tmp_path, CARDS, GPUS)
+    for environ in ({}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-c"}):
+        assert [nearness(name, environ, tmp_path) for name in CARDS] == [0, 0]
+    assert nearness("rxe0", {"CUDA_VISIBLE_DEVICES": "GPU-a"}, tmp_path) == 0
+
+
+def test_the_only_gpu_needs_no_name(tmp_path: Path) -> None:
+    make_pci(tmp_path, CARDS, {"GPU-b": GPUS["GPU-b"]})
+    assert nearness("mlx5_1", {}, tmp_path) > nearness("mlx5_0", {}, tmp_path)
 
 
 def test_missing_port(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from zcactor.transport.verbs.peer.bootstrap import (
     Message,
     Offer,
     PathVerdict,
+    PortName,
+    Ports,
     QpName,
     Rebuild,
     Rebuilt,
@@ -40,8 +42,9 @@ OFFER = Offer(
     control=QpName(1, 2), bulk=QpName(3, 4), depth=64, slot_nbytes=65536, arena_address=1 << 40, seals=(1, 2, 3),
     proof=(4, 5, 6, 7), eager_limit=16384, partition=0xFFFF,
 )  # fmt: skip
+PORTS = Ports((PortName("mlx5_0", bytes(range(16)), True, 0xFFFF), PortName("mlx5_1", bytes(16), False, 1)))
 MESSAGES: list[Message] = [
-    OFFER, PathVerdict(), PathVerdict("no"), Ask(1, 2, 3, 4), Exported(1, ((2, 3), (4, 0)), 5),
+    PORTS, OFFER, PathVerdict(), PathVerdict("no"), Ask(1, 2, 3, 4), Exported(1, ((2, 3), (4, 0)), 5),
     Exported(1, reason="gone"),
     Bring(1, 2, 3, 1), Bring(1, 2, 3, BROUGHT_NBYTES), Brought(1, bytes(BROUGHT_NBYTES)), Brought(1, reason="gone"),
     Tag(1, 2, 3, 1), Tag(1, 2, 3, REACH_NBYTES), Tagged(1, 2, bytes(2048)), Tagged(1, reason="gone"),

@@ -106,12 +106,13 @@ async def test_a_device_that_cannot_be_used_is_closed(limit: int | None, what: d
     nic.attributes = replace(nic.attributes, **what)
     binding = fabric.binding("fake0")
     with arena() as memory:
-        found = joining.open_engine(
+        found = joining.open_ports(
             binding, memory, device=None, port=None, gid_index=None, local_address="", eager_limit=4096,
             verbs_eager_limit=limit,
         )  # fmt: skip
         if isinstance(found, str):
             assert "fake0" in found
         else:  # such limits are met when a connection is made
-            found.close()
+            for engine in found.engines:
+                engine.close()
     assert binding.opened and all(device.closed for device in binding.opened)

@@ -51,7 +51,7 @@ from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.verbs.device import bounce, engine
 from zcactor.transport.verbs.device.registration_cache import ExtentTable
 from zcactor.transport.verbs.device.sizing import DEPTH, pinned_nbytes
-from zcactor.transport.verbs.device.viability import viability
+from zcactor.transport.verbs.device.viability import viable_ports
 from zcactor.transport.verbs.driver.base import Send
 from zcactor.transport.verbs.driver.codes import CompletionStatus
 from zcactor.transport.verbs.driver.fake import FakeFabric
@@ -518,7 +518,7 @@ async def test_what_may_be_pinned_is_enough(fabric: FakeFabric, monkeypatch: pyt
     nbytes = 4 << 20
     monkeypatch.setattr(engine, "ExtentTable", partial(ExtentTable, extent_nbytes=4 * EXTENT))
     limit = pinned_nbytes(nbytes)
-    monkeypatch.setattr(joining, "viability", partial(viability, memlock=lambda: limit))
+    monkeypatch.setattr(joining, "viable_ports", partial(viable_ports, memlock=lambda: limit))
     with fake_sides(fabric, nbytes=nbytes) as sides:
         for nic in fabric.nics.values():
             nic.pin_limit = limit
@@ -540,7 +540,7 @@ async def test_what_may_be_pinned_is_enough(fabric: FakeFabric, monkeypatch: pyt
 async def test_a_page_less_than_what_must_be_pinned(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
     """Joining is not tried where it would fail later: peers are reached over TCP, and know why."""
     limit = pinned_nbytes(ARENA_NBYTES) - mmap.PAGESIZE
-    monkeypatch.setattr(joining, "viability", partial(viability, memlock=lambda: limit))
+    monkeypatch.setattr(joining, "viable_ports", partial(viable_ports, memlock=lambda: limit))
     with fake_sides(fabric) as sides:
         async with joined(sides) as pair:
             for end in (pair.left, pair.right):

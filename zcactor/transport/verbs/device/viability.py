@@ -16,7 +16,7 @@ import time
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
 from zcactor.transport.verbs.driver.base import (
@@ -30,13 +30,16 @@ from zcactor.transport.verbs.driver.base import (
 )
 from zcactor.transport.verbs.driver.bindings import Absent
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, PortState, describe_status
+from zcactor.transport.verbs.driver.sysfs import nearness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from zcactor.transport.verbs.driver.base import Binding, CompletionQueue, Device
 
-__all__ = ["NotViable", "Viable", "choose_gid", "look_again", "memlock_limit", "prove", "viability"]
+__all__ = [
+    "NotViable", "Viable", "choose_gid", "look_again", "memlock_limit", "prove", "viability", "viable_ports",
+]  # fmt: skip
 
 PROOF_NBYTES: Final = 4096
 """Bytes of the proof: a page, and one packet of the largest MTU."""
@@ -212,6 +215,8 @@ class _Candidate:
     exact: bool
     """Whether its GID is that of the local address."""
     partition: int
+    near: int = 0
+    """See `nearness`."""
 
 
 def _port_candidate(
@@ -287,6 +292,7 @@ def _candidates(
     local_address: str,
     gid_index: int | None,
     marking: Marking,
+    near: Callable[[str], int],
 ) -> tuple[list[_Candidate], list[NotViable]]:
     found: list[_Candidate] = []
     problems: list[NotViable] = []
@@ -298,17 +304,31 @@ def _candidates(
                     if isinstance(answer, NotViable):
                         problems.append(answer)
                     else:
-                        found.append(answer)
+                        found.append(replace(answer, near=near(name)))
         except OSError as error:
             problems.append(
                 NotViable(
                     f"{name} cannot be opened: {error}", "give this user read and write access to /dev/infiniband"
                 )
             )
-    return sorted(found, key=lambda candidate: not candidate.exact), problems
+    return sorted(found, key=lambda candidate: (-candidate.near, not candidate.exact)), problems
 
 
-def viability(
+def viability(binding: Binding | Absent, *, arena_nbytes: int, **options: Any) -> Viable | NotViable:
+    """Find the first port that works, and prove that it does. The arguments are those of `viable_ports`.
+
+    Returns:
+        The port, or the reason and the fix. No failure of a device is raised, and all devices are closed.
+    """
+    found = viable_ports(binding, arena_nbytes=arena_nbytes, **options)
+    return found if isinstance(found, NotViable) else found[0]
+
+
+def _near(name: str) -> int:
+    return nearness(name, os.environ)
+
+
+def viable_ports(
     binding: Binding | Absent,
     *,
     arena_nbytes: int,
@@ -320,8 +340,10 @@ def viability(
     memlock: Callable[[], int | None] = memlock_limit,
     proof_seconds: float = PROOF_SECONDS,
     clock: Callable[[], float] = time.monotonic,
-) -> Viable | NotViable:
-    """Find a port that works, and prove that it does.
+    near: Callable[[str], int] = _near,
+) -> tuple[Viable, ...] | NotViable:
+    """Find the ports that may be used, and prove the first one that works. Ports before it do not work, and those
+    behind it are proven when they are opened (`prove`).
 
     Args:
         binding: the result of `zcactor.transport.verbs.driver.bindings.bindings`.
@@ -329,14 +351,18 @@ def viability(
         device: name of the only device to use.
         port: number of the only port to use.
         gid_index: entry of the table to use, instead of the choice of `choose_gid`.
-        local_address: IP address at which peers reach this host; a port that has it is preferred.
+        local_address: IP address at which peers reach this host; of cards that are as near to our GPUs, the port that
+            has it is preferred.
         marking: the marks of packets. A port without the partition that they name is of no use.
         memlock: returns the bytes that may be pinned; None for any number.
         proof_seconds: seconds that the proof may take on each candidate.
         clock: returns seconds.
+        near: returns how near a card is to the GPUs of this process (`nearness`).
 
     Returns:
-        The port, or the reason and the fix. No failure of a device is raised, and all devices are closed.
+        The ports, the preferred one first, or the reason and the fix. Each card registers the arena anew, so there are
+        no more ports than the limit of pinned memory has room for. No failure of a device is raised, and all devices
+        are closed.
     """
     if isinstance(binding, Absent):
         return NotViable(binding.cause, binding.fix)
@@ -360,8 +386,8 @@ def viability(
             "LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 in Docker; or a smaller store_capacity",
         )
     names = names if device is None else [device]
-    found, problems = _candidates(binding, names, port, local_address, gid_index, marking)
-    for candidate in found:
+    found, problems = _candidates(binding, names, port, local_address, gid_index, marking, near)
+    for at, candidate in enumerate(found):
         where = f"{candidate.device} port {candidate.port.port}"
         where += f" with GID {candidate.gid.index} ({candidate.gid.address})" if candidate.gid else " with its LID"
         try:
@@ -372,19 +398,23 @@ def viability(
         except (OSError, VerbsError) as error:
             wrong = str(error)
         if wrong is None:
-            return Viable(
-                binding.name,
-                candidate.device,
-                candidate.port,
-                candidate.gid,
-                candidate.attributes,
-                limit,
-                needed,
-                peers_of(candidate.attributes, arena_nbytes, limit),
-                local_address,
-                gid_index,
-                marking,
-                candidate.partition,
+            most = len(found) if limit is None else max(1, limit // needed)
+            return tuple(
+                Viable(
+                    binding.name,
+                    one.device,
+                    one.port,
+                    one.gid,
+                    one.attributes,
+                    limit,
+                    needed,
+                    peers_of(one.attributes, arena_nbytes, limit),
+                    local_address,
+                    gid_index,
+                    marking,
+                    one.partition,
+                )
+                for one in found[at : at + most]
             )
         problems.append(NotViable(f"{where}: {wrong}", "choose another GID (rdma link, show_gids) or device"))
     return _first(problems)

@@ -1,4 +1,4 @@
-"""The tables of addresses and partitions of a port, from the kernel's files in /sys/class/infiniband.
+"""The tables of addresses and partitions of a port, and the place of a card, from the kernel's files in /sys.
 
 The kernel documents the files in Documentation/ABI/stable/sysfs-class-infiniband. They replace a call of
 ibv_query_gid_table(3), because the ``ibverbs`` package has no call for an entry's type and interface, and because the
@@ -10,15 +10,16 @@ from __future__ import annotations
 import errno
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zcactor.transport.verbs.driver.base import Gid
 from zcactor.transport.verbs.driver.presence import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
-__all__ = ["gid_table", "partition_key"]
+__all__ = ["gid_table", "nearness", "partition_key"]
 
 _UNUSED: Final = b":".join([b"0000"] * 8)
 """The content of an unused entry, as most of the hundreds of entries are."""
@@ -68,3 +69,28 @@ def partition_key(device: str, port: int, index: int, root: Path = ROOT) -> int:
         OSError: the file cannot be read.
     """
     return int(_read(f"{root}/{device}/ports/{port}/pkeys/{index}") or b"0", 16)
+
+
+def nearness(device: str, environ: Mapping[str, str], root: Path = Path("/")) -> int:
+    """Return how near a card is to the GPUs of this process: the number of bridges of PCI that both lie behind, of the
+    nearest GPU. 0 where this cannot be told.
+
+    A node names the GPUs of an actor's process by their UUIDs in CUDA_VISIBLE_DEVICES. NVIDIA's driver has the place of
+    each in /proc. Without such names the GPUs of this process are unknown, unless the host has only one.
+
+    Args:
+        device: the card.
+        environ: the environment of this process.
+        root: the folder of ``proc`` and ``sys``.
+    """
+    names = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    ours = {name.strip() for name in names if "GPU-" in name}  # a number may be that of another order than PCI's
+    try:
+        card = (root / "sys/class/infiniband" / device / "device").resolve(strict=True)
+        places = sorted((root / "proc/driver/nvidia/gpus").iterdir())
+        if len(places) > 1:
+            places = [place for place in places if ours & set((place / "information").read_text().split())]
+        gpus = [(root / "sys/bus/pci/devices" / place.name).resolve(strict=True) for place in places]
+    except OSError:  # no card of PCI, no GPU, or a container that hides them
+        return 0
+    return max((len(Path(os.path.commonpath((card, gpu))).parts) for gpu in gpus), default=0)

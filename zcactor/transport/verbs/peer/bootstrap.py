@@ -22,7 +22,9 @@ __all__ = [
     "BROUGHT_NBYTES",
     "MAX_KEYS",
     "MAX_MESSAGE",
+    "MAX_PORTS",
     "MAX_REASON",
+    "PARTITION",
     "Agreement",
     "Ask",
     "Bring",
@@ -31,6 +33,8 @@ __all__ = [
     "Message",
     "Offer",
     "PathVerdict",
+    "PortName",
+    "Ports",
     "QpName",
     "Rebuild",
     "Rebuilt",
@@ -41,6 +45,7 @@ __all__ = [
     "decode",
     "encode",
     "split",
+    "unlike",
 ]
 
 BROUGHT_NBYTES: Final = 32768
@@ -53,6 +58,10 @@ _U24 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 _U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec limits constants to 63 bits; `_check` checks the rest
 _Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+PARTITION: Final = 0x7FFF
+"""The number of the partition in its key; the other bit is about the membership."""
+MAX_PORTS: Final = 32
+"""The most ports in one message: four times the cards of a large host."""
 MAX_REASON: Final = 1000
 """The most characters of a reason."""
 MAX_KEYS: Final = 128
@@ -67,8 +76,24 @@ class QpName(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     psn: _U24
 
 
+class PortName(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The name of a port."""
+
+    device: _Text
+    gid: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    """Zeros where the LID is the address."""
+    is_global: bool
+    partition: _U16
+
+
+class Ports(msgspec.Struct, frozen=True, tag="ports", forbid_unknown_fields=True):
+    """The ports of one end that can use RDMA, the preferred one first."""
+
+    names: Annotated[tuple[PortName, ...], msgspec.Meta(min_length=1, max_length=MAX_PORTS)]
+
+
 class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True):
-    """The abilities of one end that can use RDMA."""
+    """The abilities of one end through one port."""
 
     device: _Text
     gid: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -182,7 +207,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume", forbid_unknown_fields=Tr
     generation: _U32
 
 
-Message = Offer | PathVerdict | Ask | Exported | Bring | Brought | Tag | Tagged | Rebuild | Rebuilt | Resume
+Message = Ports | Offer | PathVerdict | Ask | Exported | Bring | Brought | Tag | Tagged | Rebuild | Rebuilt | Resume
 
 _LENGTH: Final = struct.Struct("<I")
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -238,10 +263,6 @@ def split(buffer: bytearray) -> list[Message]:
     return found
 
 
-_PARTITION: Final = 0x7FFF
-"""The number of the partition in its key; the other bit is about the membership."""
-
-
 class Agreement(msgspec.Struct, frozen=True):
     """The limits that both ends use."""
 
@@ -256,23 +277,30 @@ class Agreement(msgspec.Struct, frozen=True):
     eager_limit: int
 
 
+def unlike(ours: Offer | PortName, theirs: Offer | PortName) -> str:
+    """Return the reason why two ports cannot reach each other; empty where they may."""
+    if ours.is_global != theirs.is_global:
+        how = {True: "a GID (Ethernet)", False: "a LID (InfiniBand)"}
+        return (
+            f"{ours.device} here has {how[ours.is_global]} and the peer's {theirs.device} {how[theirs.is_global]}: "
+            "they are on different fabrics"
+        )
+    if (ours.partition ^ theirs.partition) & PARTITION:
+        return (
+            f"{ours.device} here uses partition key {ours.partition:#06x} and the peer's {theirs.device} "
+            f"{theirs.partition:#06x}, which are of two partitions: set verbs_pkey_index at both"
+        )
+    return ""
+
+
 def agree(ours: Offer, theirs: Offer) -> Agreement:
     """Agree on the smaller one of each limit.
 
     Raises:
         ProtocolError: one end addresses the other by GID, and the other end by LID; or they are of two partitions.
     """
-    if ours.is_global != theirs.is_global:
-        how = {True: "a GID (Ethernet)", False: "a LID (InfiniBand)"}
-        raise ProtocolError(
-            f"{ours.device} here has {how[ours.is_global]} and the peer's {theirs.device} {how[theirs.is_global]}: "
-            "they are on different fabrics"
-        )
-    if (ours.partition ^ theirs.partition) & _PARTITION:
-        raise ProtocolError(
-            f"{ours.device} here uses partition key {ours.partition:#06x} and the peer's {theirs.device} "
-            f"{theirs.partition:#06x}, which are of two partitions: set verbs_pkey_index at both"
-        )
+    if reason := unlike(ours, theirs):
+        raise ProtocolError(reason)
     return Agreement(
         mtu=min(ours.mtu, theirs.mtu),
         max_msg_sz=min(ours.max_msg_sz, theirs.max_msg_sz),

@@ -15,32 +15,37 @@ from zcactor.transport.stream.record_layer import SealedSocket
 from zcactor.transport.verbs.device.calibration import calibrate
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.device.sizing import MAX_VERBS_EAGER_LIMIT, slot_nbytes_for
-from zcactor.transport.verbs.device.viability import NotViable, Viable, viability
+from zcactor.transport.verbs.device.viability import NotViable, Viable, prove, viable_ports
 from zcactor.transport.verbs.driver.base import Marking, VerbsError
 from zcactor.transport.verbs.peer import negotiation
-from zcactor.transport.verbs.peer.bootstrap import Offer, PathVerdict, agree
+from zcactor.transport.verbs.peer.bootstrap import Offer, PathVerdict, Ports, agree, unlike
 from zcactor.transport.verbs.peer.connection import VerbsConnection
+from zcactor.transport.verbs.peer.ports import OwnPorts, pairs_of
 from zcactor.transport.verbs.peer.queue_pairs import QueuePairs
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zcactor.transport.base import PeerInfo, Receiver
     from zcactor.transport.verbs.device.registration_cache import PinnableArena
     from zcactor.transport.verbs.driver.base import Binding, Device
 
-__all__ = ["PROOF_SECONDS", "join", "open_engine"]
+__all__ = ["PROOF_SECONDS", "join", "open_ports"]
 
 PROOF_SECONDS: Final = 1.5
-"""Seconds in which an end tries to prove a path. It does not wait for the device's own retries, which take 7.5 s."""
+"""Seconds in which an end tries to prove a path, or all pairs of ports in turn. It does not wait for the device's own
+retries, which take 7.5 s."""
+FURTHER_SECONDS: Final = 0.5
+"""Seconds of the proof of a further port, which blocks the loop. A READ takes microseconds."""
 
 
-def open_engine(
+def open_ports(
     binding: Binding, arena: PinnableArena, *, device: str | None, port: int | None, gid_index: int | None,
     local_address: str, eager_limit: int, verbs_eager_limit: int | None, marks: tuple[int, int, int] = (0, 0, 0),
-) -> Engine | str:  # fmt: skip
-    """Make an engine on a port that works, or return the reason against it. Call it on the loop's thread.
+) -> OwnPorts | str:  # fmt: skip
+    """Find the ports that may be used, and make an engine on the first one that works, or return the reason against it.
+    Call it on the loop's thread.
 
     Args:
         binding: a binding that lists at least one device.
@@ -50,12 +55,30 @@ def open_engine(
         verbs_eager_limit: bytes of the largest payload in a frame by RDMA; with None it is measured.
         marks: the fields of the `Marking` of all packets.
     """
-    found = viability(
+    found = viable_ports(
         binding, arena_nbytes=arena.nbytes, device=device, port=port, gid_index=gid_index, local_address=local_address,
         marking=Marking(*marks),
     )  # fmt: skip
     if isinstance(found, NotViable):
         return str(found)
+    first = _open(
+        binding, arena, found[0], lambda device: _choose_limit(device, found[0], eager_limit, verbs_eager_limit)
+    )
+    if isinstance(first, str):
+        return first
+    limit = first.eager_limit, first.eager_reason  # cards of one host are mostly alike
+
+    def further(port: Viable) -> Engine | str:
+        return _open(binding, arena, port, lambda device: _proven(device, port, limit))
+
+    return OwnPorts(first, found, further)
+
+
+def _open(
+    binding: Binding, arena: PinnableArena, found: Viable, limit_of: Callable[[Device], tuple[int, str]]
+) -> Engine | str:
+    """Make an engine on one port, with the eager limit and its reason that `limit_of` returns, or return the reason
+    against it."""
     try:
         opened = binding.open(found.device)
     except OSError as error:
@@ -63,13 +86,26 @@ def open_engine(
     with contextlib.ExitStack() as undo:
         undo.callback(_close, opened)
         try:
-            limit, reason = _choose_limit(opened, found, eager_limit, verbs_eager_limit)
+            limit, reason = limit_of(opened)
             engine = Engine(opened, found, arena, slot_nbytes_for(limit), asyncio.get_running_loop())
         except (OSError, VerbsError) as error:
             return f"{found.device} cannot be used: {error}"
         undo.pop_all()
     engine.eager_limit, engine.eager_reason = limit, reason
     return engine
+
+
+def _proven(device: Device, found: Viable, limit: tuple[int, str]) -> tuple[int, str]:
+    """Prove a port, and return `limit`.
+
+    Raises:
+        OSError: the port does not work.
+        VerbsError: as for `prove`.
+    """
+    wrong = prove(device, found.port, found.gid, marking=found.marking, seconds=FURTHER_SECONDS)
+    if wrong is not None:
+        raise OSError(wrong)
+    return limit
 
 
 def _close(device: Device) -> None:
@@ -92,19 +128,61 @@ def _choose_limit(device: Device, found: Viable, eager_limit: int, wanted: int |
 
 
 async def join(
-    engine: Engine, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, leads: bool, lookup: Callable[[int], Any],
-    authorize: Callable[[Receiver | None, int, int, int], object],
-) -> VerbsConnection | str:  # fmt: skip
+    own: OwnPorts, numbers: Sequence[int], sock: socket.socket, *, leads: bool, **further: Any
+) -> VerbsConnection | str:
     """Make a connection to the peer at the other end of `sock`, or return the reason against it. Both ends decide
-    alike.
+    alike: they offer their ports, and try the same pairs of them in turn.
 
     Cancelling closes the queue pairs.
 
     Args:
-        engine: the engine of this process.
+        own: the ports of this process.
+        numbers: those that are offered.
+        sock, leads, further: as for `join_by`.
+
+    Raises:
+        ProtocolError: the peer sent an unexpected message.
+        ConnectionLost: the peer has ended.
+    """
+    ours = own.names(numbers)
+    await negotiation.tell(sock, ours)
+    theirs = await negotiation.told(sock)
+    if isinstance(theirs, PathVerdict):
+        return f"the peer cannot use RDMA: {theirs.reason}"
+    if not isinstance(theirs, Ports):
+        raise ProtocolError(f"the peer answered an offer of RDMA with {type(theirs).__name__.lower()!r}")
+    pairs = pairs_of(ours.names, theirs.names, leads=leads)
+    if not pairs:
+        return unlike(ours.names[0], theirs.names[0])
+    reasons = []
+    for mine, peers in pairs:
+        engine = own.engine(numbers[mine])
+        if isinstance(engine, str):
+            await negotiation.decline(sock, engine)
+            made: VerbsConnection | str = engine
+        else:
+            made = await join_by(engine, sock, seconds=PROOF_SECONDS / len(pairs), leads=leads, **further)
+        if not isinstance(made, str):
+            return made
+        tried = f"{ours.names[mine].device} here to the peer's {theirs.names[peers].device}: "
+        reasons.append(made if len(pairs) == 1 else tried + made)
+    return "; ".join(reasons)
+
+
+async def join_by(
+    engine: Engine, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, leads: bool, lookup: Callable[[int], Any],
+    authorize: Callable[[Receiver | None, int, int, int], object], seconds: float,
+) -> VerbsConnection | str:  # fmt: skip
+    """Make a connection through one port of each end, or return the reason against it. Both ends decide alike.
+
+    Cancelling closes the queue pairs.
+
+    Args:
+        engine: the engine of our port.
         sock: authenticated. It belongs to the connection, if one is made, and otherwise stays the caller's. If it is
             encrypted, so are all messages.
         peer, recv_depth, leads, lookup, authorize: as for `VerbsConnection`.
+        seconds: seconds in which an end tries to prove the path.
 
     Raises:
         ProtocolError: the peer sent an unexpected message.
@@ -138,7 +216,7 @@ async def join(
     try:
         reason = await negotiation.both(sock, "")
         if not reason:
-            reason = await negotiation.both(sock, await _prove(connection))
+            reason = await negotiation.both(sock, await _prove(connection, seconds))
         proven = not reason
     finally:
         if not proven:
@@ -159,11 +237,11 @@ def _connect(pairs: QueuePairs, theirs: Offer) -> str:
     return ""
 
 
-async def _prove(connection: VerbsConnection) -> str:
+async def _prove(connection: VerbsConnection, seconds: float) -> str:
     try:
-        async with asyncio.timeout(PROOF_SECONDS):
+        async with asyncio.timeout(seconds):
             return await connection.prove()
     except TimeoutError:
-        return f"neither a message nor a READ got through in {PROOF_SECONDS:g} s"
+        return f"neither a message nor a READ got through in {seconds:g} s"
     except OSError as error:
         return f"the path could not be tried: {error}"
