@@ -404,6 +404,16 @@ class VerbsSuite:
         assert left.at(0, len(data)) == data
         left.quiet()
 
+    def test_fenced_read(self, ends: tuple[End, End]) -> None:
+        left, right = ends
+        data = pattern(8 * 4096)
+        right.write(data)
+        reads = [left.read(i, right, 4096, i * 4096, signalled=i == 7) for i in range(8)]
+        left.qp.post_reads([read._replace(fenced=read.wr_id in (4, 7)) for read in reads])
+        assert left.one()[:2] == (7, 0)
+        assert left.at(0, len(data)) == data
+        left.quiet()
+
     # ---- failures
 
     def _expect_remote_access(self, left: End, right: End, bad: Read) -> None:

@@ -270,6 +270,21 @@ def test_infiniband_goes_by_lid() -> None:
     assert end.one().status == CompletionStatus.SUCCESS
 
 
+@pytest.mark.parametrize("fenced", [False, True])
+@pytest.mark.parametrize("reorders", [False, True])
+def test_a_short_read_overtakes_others_unless_it_is_fenced(reorders: bool, fenced: bool) -> None:
+    fabric = FakeFabric(manual=True)
+    left, right = pair(fabric)
+    fabric.nics["b"].reorders_reads = reorders
+    right.write(b"before")
+    left.qp.post_reads([left.read(1, right, 8192, 4096), left.read(2, right, 6)._replace(fenced=fenced)])
+    fabric.step()
+    right.write(b"behind")
+    fabric.step()
+    assert [completion.status for completion in left.collect(2)] == [0, 0]
+    assert left.at(0, 6) == (b"before" if reorders and not fenced else b"behind")
+
+
 @pytest.mark.parametrize("limit", INLINE_LIMITS)
 def test_more_inline_data_than_the_adapter_takes(limit: int) -> None:
     fabric = FakeFabric()

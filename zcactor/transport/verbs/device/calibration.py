@@ -184,7 +184,7 @@ class _Rig:
         self._qp.post_reads(
             [
                 Read(_READ, to.address, nbytes, to.lkey, source.address, source.rkey, signalled=False),
-                Read(_READ, to.address + _AREA, SEAL_NBYTES, to.lkey, source.address + _AREA, source.rkey),
+                Read(_READ, to.address + _AREA, SEAL_NBYTES, to.lkey, source.address + _AREA, source.rkey, fenced=True),
             ]
         )
         self._wait(f"a READ of {nbytes} bytes from itself", 1)

@@ -1,9 +1,10 @@
 """The table of seals: the owner's entries about objects that peers read, in memory that peers can READ.
 
 A READ moves bytes, also when they are not those of the wanted object any more. So a reader READs the object's *seal*
-behind its last piece, through the same queue pair, which keeps the order, and compares it. Bytes that were freed and
-used again cannot pass for the object. (The idea is the version word of one-sided key-value stores: Mitchell, Geng and
-Li, "Using One-Sided RDMA Reads to Build a Fast, CPU-Efficient Key-Value Store", USENIX ATC 2013.)
+when its last piece has arrived, and compares it. Bytes that were freed and used again cannot pass for the object. The
+owner's card keeps no order between READs that are under way together, so the queue pair holds the READ of the seal back
+until then (IBV_SEND_FENCE of ibv_post_send(3)). (The idea is the version word of one-sided key-value stores: Mitchell,
+Geng and Li, "Using One-Sided RDMA Reads to Build a Fast, CPU-Efficient Key-Value Store", USENIX ATC 2013.)
 
 An entry is zeroed when its object is freed, before the object's bytes are used again.
 """

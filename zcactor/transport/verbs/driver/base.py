@@ -155,7 +155,12 @@ class Send(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Copy `nbytes` at the peer's `remote_address` to the local `address`; ibv_post_send(3)."""
+    """Copy `nbytes` at the peer's `remote_address` to the local `address`; ibv_post_send(3).
+
+    The peer's card may read the bytes of several READs under way in any order: completions come in the order of
+    posting, and say nothing about the order in which memory was read. A `fenced` READ is sent when all earlier ones
+    have ended.
+    """
 
     wr_id: int
     address: int
@@ -164,6 +169,7 @@ class Read(NamedTuple):
     remote_address: int
     rkey: int
     signalled: bool = True
+    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def check_reads(reads: Iterable[Read], max_message: int) -> None:
         VerbsError: a number does not fit its field, or a READ is too long.
     """
     limit = min(max_message, MAX_U32)
-    for wr_id, address, nbytes, lkey, remote_address, rkey, _ in reads:
+    for wr_id, address, nbytes, lkey, remote_address, rkey, _, _ in reads:
         _check_buffer("read", wr_id, address, nbytes, lkey, limit)
         if not 0 <= remote_address <= MAX_U64 - nbytes:
             raise VerbsError(

@@ -19,6 +19,7 @@ import os
 import random
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.transport.verbs.driver.adapter import OpenDevice
@@ -32,7 +33,15 @@ from zcactor.transport.verbs.driver.base import (
 )
 from zcactor.transport.verbs.driver.checks import dma_buf_error, registration_error
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, Opcode, PortState, QpState
-from zcactor.transport.verbs.driver.fake_nic import ATTRIBUTES, FULL_MEMBER, INLINE_LIMITS, DmaBuf, EventFd, FakeNic
+from zcactor.transport.verbs.driver.fake_nic import (
+    ATTRIBUTES,
+    FULL_MEMBER,
+    INLINE_LIMITS,
+    OVERTAKING,
+    DmaBuf,
+    EventFd,
+    FakeNic,
+)
 from zcactor.transport.verbs.driver.fake_queues import (
     FakeCompletionQueue,
     FakeMemoryRegion,
@@ -257,8 +266,25 @@ class FakeFabric(DeviceFaults):
             self._statistics.retries += 1
             return None
         if isinstance(work.request, Read):
+            if peer.device.nic.reorders_reads:
+                self._serve_early(qp, peer)
             return self._read(qp, peer, work.request)
         return self._send(qp, peer, work)
+
+    @staticmethod
+    def _serve_early(qp: FakeQueuePair, peer: FakeQueuePair) -> None:
+        """Read the memory of the last READ under way first, if it is short."""
+        last = None
+        for work in islice(qp.work, 1, peer.path.max_dest_rd_atomic if peer.path is not None else 1):
+            if not isinstance(work.request, Read) or work.request.fenced:
+                break
+            last = work
+        if last is None or last.early is not None or not isinstance(last.request, Read):
+            return
+        read = last.request
+        region = peer.device.regions.get(read.rkey)
+        if 0 < read.nbytes <= OVERTAKING and region is not None and region.holds(read.remote_address, read.nbytes):
+            last.early = ctypes.string_at(region.at(read.remote_address), read.nbytes)
 
     def _read(self, qp: FakeQueuePair, peer: FakeQueuePair, read: Read) -> CompletionStatus:
         assert qp.path is not None
@@ -274,7 +300,8 @@ class FakeFabric(DeviceFaults):
             if not qp.device.owns(read.lkey, read.address, read.nbytes):
                 return CompletionStatus.LOC_PROT
             source, target = region.at(read.remote_address), qp.device.regions[read.lkey].at(read.address)
-            ctypes.memmove(target, source, read.nbytes)
+            early = qp.work[0].early
+            ctypes.memmove(target, source if early is None else early, read.nbytes)
         self._statistics.reads += 1
         self._statistics.bytes_read += read.nbytes
         return CompletionStatus.SUCCESS

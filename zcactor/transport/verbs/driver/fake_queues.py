@@ -52,6 +52,8 @@ class FakeWork:
     request: Send | Read
     inline: bytes | None = None
     attempts: int = 0
+    early: bytes | None = None
+    """The bytes of a READ that was served before earlier ones."""
 
 
 class Fabric(Protocol):

@@ -35,6 +35,7 @@ __all__ = ["IbverbsBinding", "load"]
 # The numbers of <infiniband/verbs.h>. They are kernel ABI; the package's IntFlag classes cost a microsecond per `|`.
 _LOCAL_WRITE: Final = 1
 _REMOTE_READ: Final = 4
+_FENCE: Final = 1
 _SIGNALED: Final = 2
 _INLINE: Final = 8
 _OP_SEND: Final = 2
@@ -325,11 +326,11 @@ class IbverbsQueuePair(OpenQueuePair):
                     wr_id,
                     [entry(address, nbytes, lkey)],
                     _OP_RDMA_READ,
-                    _SIGNALED if signalled else 0,
+                    (_SIGNALED if signalled else 0) | (_FENCE if fenced else 0),
                     remote_address,
                     rkey,
                 )
-                for wr_id, address, nbytes, lkey, remote_address, rkey, signalled in reads
+                for wr_id, address, nbytes, lkey, remote_address, rkey, signalled, fenced in reads
             ]
         )
 

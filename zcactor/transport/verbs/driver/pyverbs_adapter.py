@@ -464,12 +464,12 @@ class PyverbsQueuePair(OpenQueuePair):
         if not reads:
             return
         e = self._library.e
-        signal = int(e.IBV_SEND_SIGNALED)
+        signal, fence = int(e.IBV_SEND_SIGNALED), int(e.IBV_SEND_FENCE)
         request = None
         with _WorkRequests(self._library) as chain:
-            for wr_id, address, nbytes, lkey, remote_address, rkey, signalled in reversed(reads):
+            for wr_id, address, nbytes, lkey, remote_address, rkey, signalled, fenced in reversed(reads):
                 entry = chain.entry(address, nbytes, lkey)
-                flags = signal if signalled else 0
+                flags = (signal if signalled else 0) | (fence if fenced else 0)
                 request = chain.keep(
                     self._library.wr.SendWR(wr_id, e.IBV_WR_RDMA_READ, 1, 0, [entry], flags, next_wr=request)
                 )

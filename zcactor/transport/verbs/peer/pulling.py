@@ -2,7 +2,9 @@
 
 Each pull is cut into pieces, and these are posted in lists, of which only the last READ asks for a completion. Several
 pulls take turns, so that a small one never waits for a large one. Behind its last piece a pull READs the object's seal
-(`zcactor.transport.verbs.device.versions`) and compares it.
+(`zcactor.transport.verbs.device.versions`) and compares it. That READ is fenced: the owner's card may read memory for
+several READs in any order, so a seal that was asked for meanwhile would prove nothing about the bytes. It costs one
+round trip of the card for each pull, a few microseconds.
 
 A READ that fails puts the queue pairs of both ends into ERR, and all queued requests are flushed. Then the pair is
 connected anew (`zcactor.transport.verbs.peer.bulk`). The pull at fault fails, and all others continue behind their last
@@ -244,7 +246,8 @@ class Puller:
             # Taken now and not before: pulls that hold a slot and wait for their turn could block each other. Each slot
             # in use belongs to a list of two requests or more, so there are enough.
             slot = pull.seal_slot = self._free_seals.pop()
-            reads.append(Read(number, self._area.address(slot), SEAL_NBYTES, self._area.lkey, entry, rkey))
+            at_slot = self._area.address(slot)
+            reads.append(Read(number, at_slot, SEAL_NBYTES, self._area.lkey, entry, rkey, fenced=True))
         reads[-1] = reads[-1]._replace(signalled=True, wr_id=number | LAST)
         pull.lists += 1
         self._under_way += len(reads)
