@@ -26,6 +26,7 @@ from zcactor.errors import ObjectLost, OutOfMemory
 from zcactor.ids import ActorId
 from zcactor.interface import Interface
 from zcactor.marshal.devices import pass_arrays
+from zcactor.objects import device_direct
 from zcactor.objects.device_direct import DirectReads
 from zcactor.objectstore.copies import CopyCount
 from zcactor.observe.stats import stats_of
@@ -262,6 +263,25 @@ async def test_what_fails_leaves_it_to_host_memory(failure: str) -> None:
         assert (path.path, path.proven) == ("host", True)
         assert reason in path.rejected["gpudirect"]
         del x
+        await pair.nothing_left()
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["at the owner", "at the reader"])
+async def test_a_refusal_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    monkeypatch.setattr(device_direct, "FIRST_PAUSE", 0.0)
+    pair = GpuPair()
+    async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+        await _call(actor, "keep", None)
+        _refuse(pair, after)
+        x, _ = on_gpu(caller)
+        await _call(actor, "keep", x)
+        assert pair.fabric.failed and "no more" in direct(owner).rejected[caller.process]
+        assert stats_of(owner).bytes_device_pulled == 0
+        y, values = on_gpu(caller, seed=1)
+        await _call(actor, "keep", y)
+        assert np.array_equal(values_of(pair.keeper.kept), values)
+        assert not direct(owner).rejected and stats_of(owner).bytes_device_pulled == NBYTES
+        del x, y
         await pair.nothing_left()
 
 

@@ -20,9 +20,15 @@ if TYPE_CHECKING:
     from zcactor.device.memory import DeviceBlock, GpuMemory
     from zcactor.process.tasks import Tasks
 
-__all__ = ["prove", "registered"]
+__all__ = ["Momentary", "prove", "registered"]
 
 _PROOF_NBYTES: Final = 64 << 10
+
+
+class Momentary(str):
+    """A reason that may not hold the next time: a driver has refused a call, which it may take later."""
+
+    __slots__ = ()
 
 
 async def registered(memory: Any, block: DeviceBlock) -> tuple[Any, int]:
@@ -59,7 +65,8 @@ async def prove(tasks: Tasks, memory: Any, gpu: GpuMemory, stream: int) -> str:
         stream: the stream for its own copies.
 
     Returns:
-        The reason why the card does not reach the GPU; empty where the bytes came out right.
+        The reason why the card does not reach the GPU; empty where the bytes came out right. It is a `Momentary` where
+        that could not be tried.
 
     Raises:
         OutOfMemory: the GPU has no room for 64 KiB.
@@ -71,7 +78,7 @@ async def prove(tasks: Tasks, memory: Any, gpu: GpuMemory, stream: int) -> str:
     except OutOfMemory:
         raise
     except (ZcactorError, OSError, ValueError) as error:  # the last one for a request that no device can do
-        return str(error)
+        return Momentary(error)
 
 
 async def _moved(tasks: Tasks, memory: Any, gpu: GpuMemory, stream: int) -> str:

@@ -4,7 +4,7 @@ Each end registers the extent around an array with its card, by dma-buf, and pro
 cards and GPUs that were passed through to a virtual machine have delivered other bytes. The owner answers when the
 array is computed, and the reader READs when the last work on its destination is done. Before later work of the GPU, the
 driver is asked to show it what the card has written. A failure of any step leaves the array to the way through host
-memory, with the reason, for as long as the peer is connected.
+memory, with the reason, and so are further arrays of that peer for some time.
 
 **Unverified on hardware**: it is tested with fake cards and fake GPUs.
 """
@@ -12,11 +12,12 @@ memory, with the reason, for as long as the peer is connected.
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.apart import bare
 from zcactor.errors import ConnectionLost, DeviceError, ObjectLost, OutOfMemory, ProtocolError
-from zcactor.objects.device_card import prove, registered
+from zcactor.objects.device_card import Momentary, prove, registered
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.device_waiting import until_done
 from zcactor.transport.base import RemoteRegion
@@ -34,6 +35,9 @@ __all__ = ["DirectReads"]
 _MAX_KEY: Final = (1 << 32) - 1
 _MAX_SEAL: Final = (1 << 16) - 1
 _END: Final = 1 << 64
+FIRST_PAUSE: Final = 1.0
+LAST_PAUSE: Final = 60.0
+"""First and longest time in seconds for which a way that was refused is not tried again."""
 
 
 class DirectReads:
@@ -52,11 +56,21 @@ class DirectReads:
         self._pieces = pieces
         self._store = store
         self.rejected: dict[bytes, str] = {}
-        """The reason why arrays of a peer do not come this way any more, by the peer."""
+        """The reason why arrays of a peer do not come this way for now, by the peer."""
+        self._pauses: dict[bytes, tuple[float, float]] = {}  # by peer: end and length of the time without attempts
 
     def forget(self, peer: bytes) -> None:
         """Forget the reason against a peer that has ended."""
         self.rejected.pop(peer, None)
+        self._pauses.pop(peer, None)
+
+    def _reject(self, peer: bytes, reason: str) -> None:
+        """Take other ways for a second. Each time that this was too short, the time doubles, up to a minute: a refusal
+        of a driver may last for a moment, and an attempt is cheap beside an array."""
+        _, pause = self._pauses.get(peer, (0.0, 0.0))
+        pause = min(2 * pause, LAST_PAUSE) if pause else FIRST_PAUSE
+        self.rejected[peer] = reason
+        self._pauses[peer] = asyncio.get_running_loop().time() + pause, pause
 
     # ---- the owner
 
@@ -103,7 +117,8 @@ class DirectReads:
         return self.rejected.get(session.peer_process, "")
 
     async def against(self, reading: Any, gpu: GpuMemory) -> str:
-        """The reason why the card does not reach a GPU; empty where it was proven. It is found out once in a process.
+        """The reason why the card does not reach a GPU; empty where it was proven. It is found out once in a process,
+        unless that could not be tried.
 
         Raises:
             OutOfMemory: there is no room for that now.
@@ -112,8 +127,9 @@ class DirectReads:
         if key not in proofs:
             proofs[key] = self._tasks.begin(self._proof(reading.memory, gpu))
         found = await asyncio.shield(proofs[key])
-        if isinstance(found, OutOfMemory):
+        if isinstance(found, OutOfMemory | Momentary):
             proofs.pop(key, None)
+        if isinstance(found, OutOfMemory):
             raise OutOfMemory(*found.args)
         return str(found)
 
@@ -123,7 +139,7 @@ class DirectReads:
         except OutOfMemory as error:
             return bare(error, None)
         except DeviceError as error:  # there is no stream
-            return str(error)
+            return Momentary(error)
 
     # ---- the reader
 
@@ -143,20 +159,22 @@ class DirectReads:
             ProtocolError: the owner names other memory than that of the array. Nothing was read.
             RemoteError: the owner has no such array, or it is never computed.
         """
-        if self.reason(session):
+        end, _ = self._pauses.get(lease.owner, (inf, 0.0))
+        if self.reason(session) and asyncio.get_running_loop().time() < end:
             return None
         try:
             reason = await self.against(session.connection.gpu_reading, gpu)
             if not reason:
                 found = await self._read(session, lease, gpu)
                 if not isinstance(found, str):
+                    self.forget(lease.owner)
                     return found
                 reason = found
         except ConnectionLost:  # the other way finds out whether there is another connection
             return None
         except (DeviceError, OSError) as error:
             reason = str(error)
-        self.rejected[lease.owner] = reason
+        self._reject(lease.owner, reason)
         return None
 
     async def _read(self, session: Session, lease: DeviceLease, gpu: GpuMemory) -> DeviceBlock | str:
