@@ -23,6 +23,7 @@ from zcactor.cli.doctor import (
     Setting,
     Transport,
     bytecode_fix,
+    card_notes,
     examine,
 )
 from zcactor.cli.gpus import look_at_gpus
@@ -325,3 +326,14 @@ def test_a_folder_that_cannot_be_used_is_named(look: Look, monkeypatch: pytest.M
     assert sentence == (
         f"{tmp_path}/file/zcactor cannot be used, as {tmp_path}/file is a file: set XDG_STATE_HOME to a folder of yours"
     )
+
+
+def test_notes_about_cards(tmp_path: Path) -> None:
+    (old,) = card_notes("5.10.0-28-amd64", {}, tmp_path)
+    assert "Linux 5.10.0-28-amd64" in old and "RDMAV_FORK_SAFE=1" in old
+    assert card_notes("5.10.0-28-amd64", {"RDMAV_FORK_SAFE": "1"}, tmp_path) == ()
+    assert card_notes("5.12.0", {}, tmp_path) == card_notes("6.1.0-56-amd64", {}, tmp_path) == ()
+    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/gpus/0000:05:00.0").mkdir(parents=True)
+    strict, unused = card_notes("6.1.0", {}, tmp_path)
+    assert "strict order" in strict and "nvidia-peermem is loaded, and not used" in unused

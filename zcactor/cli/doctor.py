@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import os
 import platform
+import re
 import resource
 import socket
 import struct
@@ -59,6 +60,7 @@ __all__ = [
     "Transport",
     "Verdict",
     "bytecode_fix",
+    "card_notes",
     "examine",
 ]
 
@@ -190,6 +192,8 @@ class Rdma:
     """The reason against each of the bindings that were tried, where no binding can be used."""
     devices: tuple[DeviceInfo, ...]
     verdict: Verdict
+    notes: tuple[str, ...] = ()
+    """A sentence for each fact of this host that matters to its cards and is no reason against them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +312,35 @@ def _device(binding: Binding, name: str) -> DeviceInfo:
     return DeviceInfo(name, attributes, tuple(ports), "")
 
 
+def card_notes(kernel: str, environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
+    """A sentence for each fact of this host that matters to its RDMA cards.
+
+    Args:
+        kernel: the release of the kernel, such as ``"5.10.0-28-amd64"``.
+        environ: the environment of this process.
+        root: the folder of ``proc`` and ``sys``.
+    """
+    notes = []
+    numbers = [int(part) for part in re.findall(r"\d+", kernel)[:2]]
+    if numbers < [5, 12] and not environ.keys() & {"RDMAV_FORK_SAFE", "IBV_FORK_SAFE"}:
+        notes.append(
+            f"Linux {kernel} gives a process that forks copies of pages that its card uses (before 5.12), which breaks "
+            "the queues of the card's driver: set RDMAV_FORK_SAFE=1 for all processes, or fork none that uses RDMA"
+        )
+    with contextlib.suppress(OSError):  # no GPU of NVIDIA's
+        if any((root / "proc/driver/nvidia/gpus").iterdir()):
+            notes.append(
+                "memory of GPUs is registered in PCI's strict order, as otherwise a READ may end before its bytes are "
+                "there; hosts that are tuned for relaxed ordering are slower by this path than NCCL is"
+            )
+    if (root / "sys/module/nvidia_peermem").exists():
+        notes.append(
+            "nvidia-peermem is loaded, and not used: memory of GPUs is registered by dma-buf, which needs Linux 5.12 "
+            "and NVIDIA's open kernel modules"
+        )
+    return tuple(notes)
+
+
 def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock: Callable[[], int | None]) -> Rdma:
     answer = viability(
         binding,
@@ -329,7 +362,7 @@ def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock:
     devices: list[DeviceInfo] = []
     with contextlib.suppress(OSError):  # the verdict names it
         devices.extend(_device(binding, name) for name in binding.devices())
-    return Rdma(binding.name, (), tuple(devices), verdict)
+    return Rdma(binding.name, (), tuple(devices), verdict, card_notes(platform.release(), os.environ))
 
 
 def _listening_problem(host: str) -> str:

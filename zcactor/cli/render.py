@@ -94,6 +94,7 @@ def _rdma(console: Console, rdma: Rdma) -> None:
         rows.append(("works", Text("no", "red")))
         if not rdma.missing:  # those reasons have a table of their own
             rows += [("reason", verdict.reason), ("fix", verdict.fix)]
+    rows += [("note", note) for note in rdma.notes]
     console.print(_table(rows))
     if rdma.missing:
         console.print()

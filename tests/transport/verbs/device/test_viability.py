@@ -123,6 +123,15 @@ def test_infiniband_without_a_subnet_manager(fabric: FakeFabric) -> None:
     assert "opensm" in refused(check(fabric.binding())).fix
 
 
+def test_iwarp(fabric: FakeFabric) -> None:
+    fabric.add_nic("a").iwarp = True
+    answer = refused(check(fabric.binding()))
+    assert "a port 1 speaks iWARP" in answer.reason and "enable_roce" in answer.fix
+    fabric.add_nic("b")
+    found = check(fabric.binding())
+    assert isinstance(found, Viable) and found.device == "b"
+
+
 def test_no_library() -> None:
     absent = Absent((Reason("pyverbs", "not installed", "apt"), Reason("ibverbs", "not installed", "pip")))
     answer = refused(viability(absent, arena_nbytes=ARENA))
@@ -188,10 +197,15 @@ def test_memlock_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = (8 << 20, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
-    assert memlock_limit(status) is None
+    first, other = tmp_path / "first", tmp_path / "other"
+    first.write_text("         0          0 4294967295\n")
+    other.write_text("         0       1000          1\n         1     100000      65536\n")
+    assert memlock_limit(status, first) is None
+    assert memlock_limit(status, tmp_path / "a kernel without user namespaces") is None
+    assert memlock_limit(status, other) == 8 << 20, "the kernel asks for the capability in the first user namespace"
     for text in ("CapEff:\t0000003fffffbfff\n", "", "CapEff:\tnonsense\n"):
         status.write_text(text)
-        assert memlock_limit(status) == 8 << 20
+        assert memlock_limit(status, first) == 8 << 20
     assert memlock_limit(tmp_path / "missing") == 8 << 20
     limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert memlock_limit(tmp_path / "missing") is None

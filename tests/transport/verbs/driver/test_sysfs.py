@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zcactor.transport.verbs.driver.base import Gid
-from zcactor.transport.verbs.driver.sysfs import gid_table, nearness, partition_key
+from zcactor.transport.verbs.driver.sysfs import gid_table, nearness, partition_key, speaks_iwarp
 
 
 def make_port(root: Path, entries: dict[int, tuple[str, str, str]]) -> None:
@@ -50,6 +50,13 @@ def test_keys_of_partitions(tmp_path: Path) -> None:
     for index, text in enumerate(("0xffff", "0x7ffe", "0x0000")):
         (keys / str(index)).write_text(text + "\n")
     assert [partition_key("mlx5_0", 1, index, tmp_path) for index in range(4)] == [0xFFFF, 0x7FFE, 0, 0]
+
+
+def test_iwarp(tmp_path: Path) -> None:
+    for name, kind in (("irdma0", "4: RNIC"), ("mlx5_0", "1: CA")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "node_type").write_text(kind + "\n")
+    assert [speaks_iwarp(name, tmp_path) for name in ("irdma0", "mlx5_0", "none")] == [True, False, False]
 
 
 def make_pci(root: Path, cards: dict[str, str], gpus: dict[str, str]) -> None:

@@ -52,7 +52,10 @@ _FULL_MEMBER: Final = 0x8000
 """Bit of the key of a partition (InfiniBand Architecture, volume 1, 10.9.1.1)."""
 _UNMARKED: Final = Marking()
 _CAP_IPC_LOCK: Final = 14
-"""Bit of CapEff in /proc/self/status; capabilities(7). With it the kernel ignores the limit of pinned memory."""
+"""Bit of CapEff in /proc/self/status; capabilities(7). With it the kernel ignores the limit of pinned memory, unless it
+is that of a user namespace, as in a rootless container."""
+_ALL_USERS: Final = ["0", "0", "4294967295"]
+"""The map of user ids of the first user namespace; user_namespaces(7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +111,11 @@ class NotViable:
         return f"{self.reason}; {self.fix}"
 
 
-def memlock_limit(status: Path = Path("/proc/self/status")) -> int | None:
+def memlock_limit(status: Path = Path("/proc/self/status"), uid_map: Path = Path("/proc/self/uid_map")) -> int | None:
     """Return the bytes that this process may pin (RLIMIT_MEMLOCK; getrlimit(2)); None for any number. Never raises."""
     with contextlib.suppress(OSError, ValueError, IndexError):
+        if uid_map.exists() and uid_map.read_text().split() != _ALL_USERS:
+            raise OSError("a capability of this user namespace does not lift the limit")
         line = next((line for line in status.read_text().splitlines() if line.startswith("CapEff:")), "CapEff: 0")
         if int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1:
             return None
@@ -228,6 +233,12 @@ def _port_candidate(
         OSError: the port cannot be queried.
     """
     where = f"{device.name} port {number}"
+    if device.iwarp:
+        return NotViable(
+            f"{where} speaks iWARP, which connects by rdmacm only, and RDMA is used by RoCE v2 and InfiniBand here",
+            "switch the card to RoCE, where it can: for Intel's E810, devlink dev param set pci/ADDRESS name "
+            "enable_iwarp value false cmode runtime, then enable_roce value true; other iWARP cards are not used",
+        )
     port = device.port(number)
     if port.state != PortState.ACTIVE:
         known = {state.value: state.name for state in PortState}
@@ -383,7 +394,8 @@ def viable_ports(
         return NotViable(
             f"RLIMIT_MEMLOCK is {limit:,} bytes and the arena needs {needed:,} with one peer's slots and the rest",
             f"ulimit -l unlimited (at least {-(-needed // 1024)}), memlock in /etc/security/limits.conf, "
-            "LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 in Docker; or a smaller store_capacity",
+            "LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 in Docker; a rootless container has the "
+            "limit of its user; or a smaller store_capacity",
         )
     names = names if device is None else [device]
     found, problems = _candidates(binding, names, port, local_address, gid_index, marking, near)

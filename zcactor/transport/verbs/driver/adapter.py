@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from zcactor.transport.verbs.driver import base, checks
 from zcactor.transport.verbs.driver.device_resources import DeviceResources, ResourceKind
-from zcactor.transport.verbs.driver.sysfs import gid_table, partition_key
+from zcactor.transport.verbs.driver.sysfs import gid_table, partition_key, speaks_iwarp
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -164,6 +164,11 @@ class DriverDevice(OpenDevice, ABC):
     def gids(self, port: int) -> list[base.Gid]:
         self._check()
         return gid_table(self.name, port)
+
+    @property
+    def iwarp(self) -> bool:
+        """See `Device`."""
+        return speaks_iwarp(self.name)
 
     def partition_key(self, port: int, index: int) -> int:
         self._check()

@@ -395,6 +395,10 @@ class Device(Protocol):
         """A non-blocking descriptor that is readable when an asynchronous event waits, or the device is gone. None
         where the binding has no such descriptor."""
 
+    @property
+    def iwarp(self) -> bool:
+        """Whether it speaks iWARP instead of InfiniBand or RoCE."""
+
     def async_events(self) -> Sequence[int]:
         """Take and acknowledge all waiting asynchronous events, without blocking; ibv_get_async_event(3),
         ibv_ack_async_event(3). No binding reports the port or queue pair of an event, so the caller looks at all of

@@ -406,6 +406,11 @@ class FakeDevice(OpenDevice):
             self._async_fd = EventFd(len(self._events))
         return self._async_fd.fd
 
+    @property
+    def iwarp(self) -> bool:
+        """See `Device`."""
+        return self.nic.iwarp
+
     def tell(self, kind: int) -> None:
         """Raise an asynchronous event."""
         self._events.append(kind)

@@ -80,6 +80,8 @@ class FakeNic:
     reorders_reads: bool = True
     """Whether it serves a short READ, of at most `OVERTAKING` bytes, before the earlier ones of a peer that are under
     way, as real adapters may."""
+    iwarp: bool = False
+    """Whether it speaks iWARP."""
     network: str = ""
     """The network of its port. It reaches adapters of the same network only."""
     pinned: int = 0

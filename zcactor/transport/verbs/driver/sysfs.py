@@ -19,7 +19,7 @@ from zcactor.transport.verbs.driver.presence import ROOT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["gid_table", "nearness", "partition_key"]
+__all__ = ["gid_table", "nearness", "partition_key", "speaks_iwarp"]
 
 _UNUSED: Final = b":".join([b"0000"] * 8)
 """The content of an unused entry, as most of the hundreds of entries are."""
@@ -60,6 +60,15 @@ def gid_table(device: str, port: int, root: Path = ROOT) -> list[Gid]:
             netdev = _read(f"{base}/gid_attrs/ndevs/{index}").decode("ascii", "replace")
             entries.append(Gid(index, bytes.fromhex(text.decode().replace(":", "")), kind == b"RoCE v2", netdev))
     return entries
+
+
+def speaks_iwarp(device: str, root: Path = ROOT) -> bool:
+    """Whether a card speaks iWARP: the kernel calls it an RNIC.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return _read(f"{root}/{device}/node_type").startswith(b"4:")
 
 
 def partition_key(device: str, port: int, index: int, root: Path = ROOT) -> int:
