@@ -189,6 +189,15 @@ def test_two_devices(look: Look, fabric: FakeFabric) -> None:
     assert "with index 7" in look(fabric.binding(), verbs_device="b", verbs_gid_index=7).rdma.verdict.reason
 
 
+def test_further_ports_are_named(look: Look, fabric: FakeFabric) -> None:
+    for name in "abc":
+        fabric.add_nic(name)
+    fabric.nics["b"].set_active(False)
+    verdict = look(fabric.binding()).rdma.verdict
+    assert (verdict.device, verdict.further) == ("a", ("c port 1",))
+    assert look(fabric.binding(), verbs_device="c").rdma.verdict.further == ()
+
+
 def test_a_device_that_fails_half_way(look: Look, fabric: FakeFabric) -> None:
     nic = fabric.add_nic("mlx5_0")
     nic.attributes = replace(nic.attributes, ports=2)  # the second port cannot be queried

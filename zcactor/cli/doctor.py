@@ -33,7 +33,7 @@ from zcactor.folders import folder_problem
 from zcactor.machine import cpu_quota, missing_calls, usable_cpus
 from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
 from zcactor.transport.stream.tls import ends_soon
-from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viability
+from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viable_ports
 from zcactor.transport.verbs.driver import bindings as drivers
 from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
@@ -180,6 +180,8 @@ class Verdict:
     slots."""
     peers: int = 0
     """Peers that a process reaches by RDMA at a time; it reaches further ones by the next allowed transport."""
+    further: tuple[str, ...] = ()
+    """The other ports that are offered to peers, in this order; each is proven when it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +344,7 @@ def card_notes(kernel: str, environ: Mapping[str, str], root: Path = Path("/")) 
 
 
 def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock: Callable[[], int | None]) -> Rdma:
-    answer = viability(
+    answer = viable_ports(
         binding,
         arena_nbytes=arena_nbytes,
         device=config.verbs_device,
@@ -355,8 +357,12 @@ def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock:
     if isinstance(answer, NotViable):
         verdict = Verdict(False, "", 0, None, "", answer.reason, answer.fix)
     else:
-        index, address = (None, "") if answer.gid is None else (answer.gid.index, answer.gid.address)
-        verdict = Verdict(True, answer.device, answer.port.port, index, address, "", "", answer.needed, answer.peers)
+        first, *others = answer
+        index, address = (None, "") if first.gid is None else (first.gid.index, first.gid.address)
+        further = tuple(f"{one.device} port {one.port.port}" for one in others)
+        verdict = Verdict(
+            True, first.device, first.port.port, index, address, "", "", first.needed, first.peers, further
+        )
     if isinstance(binding, Absent):
         return Rdma("", binding.reasons, (), verdict)
     devices: list[DeviceInfo] = []

@@ -88,6 +88,8 @@ def _rdma(console: Console, rdma: Rdma) -> None:
         gid = f", GID {verdict.gid_index} ({verdict.address})" if verdict.address else ", by LID"
         rows.append(("works", Text("yes", "green")))
         rows.append(("chosen", f"{verdict.device} port {verdict.port}{gid}; a READ through it was proven"))
+        if verdict.further:
+            rows.append(("offered too", ", ".join(verdict.further)))
         rows.append(("pins", f"{nbytes(verdict.needed)} with one peer: the store, its slots, and what all peers share"))
         rows.append(("peers", f"{verdict.peers:,} at a time in each process, and further ones by the next transport"))
     else:

@@ -31,8 +31,9 @@ from zcactor.transport.tcp.connection import TcpConnection
 from zcactor.transport.tcp.tls_connection import TlsConnection
 from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.bindings import Absent
-from zcactor.transport.verbs.driver.codes import LinkLayer
+from zcactor.transport.verbs.driver.codes import EventType, LinkLayer
 from zcactor.transport.verbs.driver.fake import FakeBinding, FakeFabric
+from zcactor.transport.verbs.peer import ports
 from zcactor.transport.verbs.peer.connection import VerbsConnection
 
 
@@ -314,6 +315,50 @@ async def test_a_card_that_cannot_be_opened_leaves_the_others(fabric: FakeFabric
             assert "a0 here to the peer's b0: " in ours and "b0 here to the peer's a0: " in theirs
             assert "a1 here to the peer's b1: a1 cannot be used" in ours and "b1 here to the peer's a1: " in theirs
             await works(pair)
+
+
+async def test_a_card_that_is_down_is_not_offered(fabric: FakeFabric) -> None:
+    for name in ("a0", "a1", "b0"):
+        fabric.add_nic(name)
+    with (
+        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
+        verbs_side(lambda: fabric.binding("b0")) as right,
+    ):
+        endpoint_of(left).open_engine()
+        fabric.nics["a0"].set_active(False)
+        fabric.nics["a0"].tell(EventType.PORT_ERR)
+        await turns(20)
+        async with joined((left, right)) as pair:
+            assert cards_of(pair) == ["a1", "b0"] and not pair.left.rejected
+            await works(pair)
+
+
+async def test_a_card_that_could_not_be_opened_is_tried_again_later(
+    fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a0", "a1", "b0"):
+        fabric.add_nic(name)
+    with (
+        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
+        verbs_side(lambda: fabric.binding("b0")) as right,
+    ):
+        endpoint_of(left).open_engine()
+        fabric.nics["a0"].set_active(False)
+        fabric.nics["a0"].tell(EventType.PORT_ERR)
+        fabric.nics["a1"].pin_limit = 0
+        await turns(20)
+        for pause, offered in ((60.0, []), (0.0, [1])):
+            monkeypatch.setattr(ports, "REFUSED_SECONDS", pause)
+            own = endpoint_of(left)._ports
+            assert own is not None
+            own._refused.clear()
+            assert own.offered_to(b"", even_broken=False)[0] == [1]
+            assert "a1 cannot be used" in str(own.engine(1))
+            numbers, why = own.offered_to(b"", even_broken=False)
+            assert numbers == offered and bool(why) is not bool(numbers)
+        fabric.nics["a1"].pin_limit = None
+        async with joined((left, right)) as pair:
+            assert cards_of(pair) == ["a1", "b0"]
 
 
 async def test_no_pair_of_cards_works(fabric: FakeFabric) -> None:

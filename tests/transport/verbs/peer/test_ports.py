@@ -24,8 +24,10 @@ def test_both_ends_try_the_same_pairs(leads: bool) -> None:
     assert [pair[::-1] for pair in pairs] == pairs_of(theirs, ours, leads=not leads)
     assert len(pairs) == len(set(pairs)) == MAX_PAIRS
     assert pairs[0] == (0, 0), "both prefer these"
-    for mine, other in pairs[1:]:
-        assert ours[mine].gid[14] == theirs[other].gid[14], "addresses of one network"
+    mine, other = pairs[1]
+    assert ours[mine].gid[14] == theirs[other].gid[14], "addresses of one network"
+    for ports in zip(*pairs[:3], strict=True):
+        assert len(set(ports)) == 3, "one card that is dead is in one of these pairs only"
 
 
 def test_only_ports_that_may_reach_each_other_are_paired() -> None:

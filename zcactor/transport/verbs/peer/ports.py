@@ -20,9 +20,13 @@ __all__ = ["MAX_PAIRS", "OwnPorts", "pairs_of"]
 
 logger = logging.getLogger("zcactor")
 
-MAX_PAIRS: Final = 3
-"""Pairs of ports that are tried for one connection. A pair that fails in silence takes its part of
-`zcactor.transport.verbs.peer.connect.PROOF_SECONDS`, and the caller waits for all of them before TCP is used."""
+REFUSED_SECONDS: Final = 60.0
+"""Seconds for which a port that could not be opened is not tried again. An attempt blocks the loop for up to half a
+second."""
+MAX_PAIRS: Final = 4
+"""Pairs of ports that are tried for one connection: all those of two hosts with two cards each. A pair that fails in
+silence takes its part of `zcactor.transport.verbs.peer.connect.PROOF_SECONDS`, and the caller waits for all of them
+before TCP is used."""
 
 
 class OwnPorts:
@@ -35,32 +39,48 @@ class OwnPorts:
     """
 
     def __init__(self, first: Engine, found: Sequence[Viable], opened: Callable[[Viable], Engine | str]) -> None:
+        self._loop: Final = first.loop
         self._found: Final = found
         self._opened = opened
-        self._engines: dict[int, Engine | str] = {0: first}
+        self._engines: dict[int, Engine] = {0: first}
+        self._refused: dict[int, tuple[str, float]] = {}  # by port that could not be opened: the reason, and until when
 
     @property
     def engines(self) -> list[Engine]:
         """The engines of the ports in use."""
-        return [one for one in self._engines.values() if not isinstance(one, str)]
+        return [*self._engines.values()]
 
     def engine(self, number: int) -> Engine | str:
-        """Return the engine of a port, which is made at the first call, or the reason against it. A port that could not
-        be opened is not opened again."""
-        if number not in self._engines:
-            made = self._engines[number] = self._opened(self._found[number])
-            logger.info("RDMA: %s", made)
-        return self._engines[number]
+        """Return the engine of a port, which is made at the first call, or the reason against it."""
+        if number in self._engines:
+            return self._engines[number]
+        why = self._against(number)
+        if why:
+            return why
+        made = self._opened(self._found[number])
+        logger.info("RDMA: %s", made)
+        if isinstance(made, str):
+            self._refused[number] = made, self._loop.time() + REFUSED_SECONDS
+        else:
+            self._engines[number] = made
+        return made
+
+    def _against(self, number: int) -> str:
+        """Return the reason why a port cannot be used now, as far as it is known; empty where there is none."""
+        if number in self._engines:
+            room = self._engines[number].room
+            return f"queue pairs cannot be made: {room}" if room else ""
+        why, until = self._refused.get(number, ("", 0.0))
+        return why if self._loop.time() < until else ""
 
     def offered_to(self, process: bytes, *, even_broken: bool) -> tuple[list[int], str]:
-        """Return the numbers of the ports that are offered to a process: those that could be opened, and from which no
-        path to it has broken just now, unless `even_broken`. Where there are none, return the reason as well."""
+        """Return the numbers of the ports that are offered to a process: those that can be used, and from which no path
+        to it has broken just now, unless `even_broken`. Where there are none, return the reason as well."""
         numbers, reasons = [], []
         for number in range(min(len(self._found), MAX_PORTS)):
-            engine = self._engines.get(number)
-            why = engine if isinstance(engine, str) else ""
-            if engine is not None and not isinstance(engine, str) and not even_broken:
-                why = engine.avoided(process)
+            why = self._against(number)
+            if number in self._engines and not even_broken:
+                why = why or self._engines[number].avoided(process)
             if why:
                 reasons.append(why)
             else:
@@ -71,8 +91,7 @@ class OwnPorts:
         """Return the message that offers the ports of these numbers."""
         names = []
         for number in numbers:
-            engine = self._engines.get(number)
-            found = self._found[number] if engine is None or isinstance(engine, str) else engine.found
+            found = self._engines[number].found if number in self._engines else self._found[number]
             gid = bytes(16) if found.gid is None else found.gid.raw
             names.append(PortName(found.device, gid, found.is_global, found.partition))
         return Ports(tuple(names))
@@ -81,14 +100,23 @@ class OwnPorts:
 def pairs_of(ours: Sequence[PortName], theirs: Sequence[PortName], *, leads: bool) -> list[tuple[int, int]]:
     """Return the pairs of places in both lists that are tried in turn, at most `MAX_PAIRS`. Both ends get the same.
 
-    The ports that both ends prefer come first. Where that path does not work, cards are probably on networks of their
-    own, each with addresses that begin alike: so the pairs with the longest common beginning follow.
+    The ports that both ends prefer come first. Where that path does not work, one of these cards is dead, or cards are
+    on networks of their own, each with addresses that begin alike. So pairs of ports that were in none yet follow, and
+    of these the one with the longest common beginning.
     """
     first, second = (ours, theirs) if leads else (theirs, ours)
-    found = [(i, j) for i, one in enumerate(first) for j, other in enumerate(second) if not unlike(one, other)]
-    found.sort(key=lambda pair: (sum(pair), pair))
-    found[1:] = sorted(found[1:], key=lambda pair: (-_alike(first[pair[0]].gid, second[pair[1]].gid), sum(pair), pair))
-    return [pair if leads else (pair[1], pair[0]) for pair in found[:MAX_PAIRS]]
+    left = [(i, j) for i, one in enumerate(first) for j, other in enumerate(second) if not unlike(one, other)]
+    chosen: list[tuple[int, int]] = []
+
+    def rank(pair: tuple[int, int]) -> tuple[int, int, int, int]:
+        i, j = pair
+        used = sum((i == one) + (j == other) for one, other in chosen)
+        return used, -_alike(first[i].gid, second[j].gid) if chosen else 0, i + j, i
+
+    while left and len(chosen) < MAX_PAIRS:
+        chosen.append(min(left, key=rank))
+        left.remove(chosen[-1])
+    return [pair if leads else (pair[1], pair[0]) for pair in chosen]
 
 
 def _alike(one: bytes, other: bytes) -> int:
