@@ -395,6 +395,7 @@ async def test_a_path_that_breaks_is_replaced_by_other_cards(fabric: FakeFabric)
             connection.abort()
         for side in (left, right):
             await side.endpoint.aclose()
+        await turns(20)
 
 
 # ---- the end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.transport.verbs.parts import arena
-from tests.transport.verbs.sides import device_of, endpoint_of, fake_sides, fell_back, joined, works
+from tests.transport.verbs.sides import device_of, endpoint_of, engine_of, fake_sides, fell_back, joined, works
 from zcactor.testing.conformance.connection import Side, turns
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.peer import connect as joining
@@ -79,6 +80,29 @@ async def test_device_dies_at_the_proof(
         assert (pair.left.kind, pair.right.kind) == ("tcp", "tcp")
         assert "verbs" in pair.left.rejected and "verbs" in pair.right.rejected
         await works(pair)
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["ending", "ended"])
+@pytest.mark.parametrize("on", ["fake0", "fake1"])
+async def test_a_connection_that_ends_before_it_has_its_socket(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, on: str, ended: bool
+) -> None:
+    """The peer's last message may come before its verdict is read."""
+    original, socks = VerbsConnection.adopt, []
+
+    def adopt(self: VerbsConnection, sock: socket.socket) -> None:
+        if self.pairs.engine.device.name == on:
+            socks.append(sock)
+            self.abort()
+            if ended:
+                self.pairs.engine.poll_now()
+        original(self, sock)
+
+    monkeypatch.setattr(VerbsConnection, "adopt", adopt)
+    async with joined(sides):
+        await turns(20)
+    assert [sock.fileno() for sock in socks] == [-1]
+    assert [engine_of(side).connections for side in sides] == [0, 0]
 
 
 async def test_nothing_arrives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,9 +175,12 @@ class VerbsConnection(BaseConnection):
 
     def adopt(self, sock: socket.socket) -> None:
         """Take over the socket `sock`, non-blocking, after both ends have proved the path."""
+        if self._over.is_set():  # the peer's last message came before its verdict was read
+            sock.close()
+            return
         self._engine.watch(self.pairs.bulk, self._bulk)
         self._link = Link(sock, self._loop, self._take, self._lose, self._socket_ended)
-        self.puller.up = True
+        self.puller.up = not self._lost
 
     def give_up(self) -> None:
         """Destroy the queue pairs, as the path does not work. The socket stays the caller's."""
