@@ -5,9 +5,9 @@ Each port has an engine of its own once it is used.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
+from zcactor.logs import logger
 from zcactor.transport.verbs.peer.bootstrap import MAX_PORTS, PortName, Ports, unlike
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.device.viability import Viable
 
 __all__ = ["MAX_PAIRS", "OwnPorts", "pairs_of"]
-
-logger = logging.getLogger("zcactor")
 
 REFUSED_SECONDS: Final = 60.0
 """Seconds for which a port that could not be opened is not tried again. An attempt blocks the loop for up to half a
