@@ -25,6 +25,12 @@ from zcactor.errors import DeviceError
 __all__ = ["StandIn", "opened_cuda", "opened_held"]
 
 _ATTRIBUTES: Final = bindings.CUdevice_attribute
+_MODES: Final = bindings.CUstreamCaptureMode
+_UNSAFE: Final = frozenset(
+    {"reserve", "unreserve", "create", "map", "unmap", "release", "pin", "unpin", "done", "idle", "event", "end_event",
+     "stream", "end_stream", "free"}
+)  # fmt: skip
+"""The fake's calls that invalidate captures where the thread does not say that they have nothing to do with them."""
 _STREAM: Final = 0x10000
 """Streams are numbers that look like addresses."""
 _PATIENCE: Final = 60.0
@@ -81,6 +87,10 @@ class StandIn:
         """Handle and bytes of the memory at an address."""
         self.registered: Final[dict[int, int]] = {}
         """Bytes of pinned host memory, by its address."""
+        self.captured: Final[set[int]] = set()
+        """The streams that a program captures, in global mode."""
+        self.is_valid = True
+        """Whether no call has invalidated the captures."""
         self.retained: Final[list[int]] = []
         """The devices whose contexts are in use."""
 
@@ -98,6 +108,12 @@ class StandIn:
 
     def _do(self, call: str, *arguments: Any) -> tuple[Any, ...]:
         """Make a call of the fake driver. Returns CUDA's code, and the result."""
+        if call in _UNSAFE and self.captured and self.mode == _MODES.CU_STREAM_CAPTURE_MODE_GLOBAL:
+            self.is_valid = False
+            return (bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        if self.captured.intersection(arguments):
+            self.is_valid = False
+            return (bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         try:
             result = getattr(self.gpus, call)(*arguments)
         except DeviceError as error:
@@ -106,6 +122,22 @@ class StandIn:
 
     def _only(self, call: str, *arguments: Any) -> tuple[Any, ...]:
         return self._do(call, *arguments)[:1]
+
+    @property
+    def mode(self) -> Any:
+        """The calling thread's mode towards captures."""
+        return getattr(self._local, "mode", _MODES.CU_STREAM_CAPTURE_MODE_GLOBAL)
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> tuple[Any, ...]:
+        before, self._local.mode = self.mode, mode
+        return bindings.CUresult.CUDA_SUCCESS, before
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[Any, ...]:
+        kinds = bindings.CUstreamCaptureStatus
+        captured = self._stream(stream) in self.captured
+        return bindings.CUresult.CUDA_SUCCESS, (
+            kinds.CU_STREAM_CAPTURE_STATUS_ACTIVE if captured else kinds.CU_STREAM_CAPTURE_STATUS_NONE
+        )
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
         assert flags == 0

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any, Final
 
-from zcactor.device.driver import LEGACY_STREAM, GpuFacts, Refused
+from zcactor.device.driver import LEGACY_STREAM, CudaCode, GpuFacts, Refused
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 
 __all__ = ["CudaCalls", "bindings"]
@@ -16,6 +16,8 @@ _NO_DEVICE: Final = 100
 _FATAL: Final = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
 """Errors after which the context does no more work, by the documentation of ``CUresult``."""
 _NAME_NBYTES: Final = 256
+_ON_STREAMS: Final = frozenset({"copy", "fill", "record", "wait"})
+"""The calls that only queue work on a stream."""
 _CONTEXTS_SINCE: Final = 12050
 """The driver's version from which on an event stands for all work of a context."""
 
@@ -96,7 +98,9 @@ class CudaCalls:
 
     def current(self, name: str, device: int) -> _Current:
         """As `named`; the device's context is current in the block. A thread that has no context keeps it, as CUDA's
-        runtime does it.
+        runtime does it. Calls that are no work on a stream invalidate captures of graphs by other threads
+        (cuStreamBeginCapture in global mode, as PyTorch's), unless this thread says that they have nothing to do with
+        them.
 
         Raises:
             ForkedProcess: this is a forked child.
@@ -108,13 +112,12 @@ class CudaCalls:
             raise DeviceUnavailable(f"there is no GPU {device}: this process sees {len(self.devices)}")
         context = self._context(name, device)
         now = int(self.ask(name, device, "cuCtxGetCurrent"))
-        if now == int(context):
-            return _Current(name, device, None)
-        if not now:
+        pops = now not in {0, int(context)}
+        if pops:
+            self.ask(name, device, "cuCtxPushCurrent", context)
+        elif not now:
             self.ask(name, device, "cuCtxSetCurrent", context)
-            return _Current(name, device, None)
-        self.ask(name, device, "cuCtxPushCurrent", context)
-        return _Current(name, device, self.api)
+        return _Current(name, device, self.api, pops, name not in _ON_STREAMS)
 
     def _context(self, call: str, device: int) -> Any:
         contexts = self.contexts
@@ -135,6 +138,22 @@ class CudaCalls:
         else:
             self.ask("record_all", device, "cuCtxSynchronize")
             self.ask("record_all", device, "cuEventRecord", event, LEGACY_STREAM)
+
+    def check_not_captured(self, call: str, device: int, stream: int) -> None:
+        """Check that a stream does its work, which is not captured into a graph: work of ours would be a part of the
+        graph, and a question its end. The device's context is current.
+
+        Raises:
+            DeviceError: the stream is captured, or CUDA refuses to say.
+        """
+        code, status = self.api.cuStreamIsCapturing(stream)
+        if code or int(status):
+            number = int(code) or CudaCode.CAPTURE_UNSUPPORTED
+            reason = (
+                "the stream is captured into a graph, as in torch.cuda.graph: pass arrays, and use what was received, "
+                "before the capture or behind it"
+            )
+            raise DeviceError(call, number, device, number in _FATAL, reason)
 
     def attribute(self, device: int, name: str) -> int:
         """An attribute of a GPU, by its name without ``CU_DEVICE_ATTRIBUTE_``."""
@@ -179,16 +198,25 @@ class _Named:
 
 
 class _Current(_Named):
-    """The same; at its end the context before is current again."""
+    """The same; at its end the context and the mode of captures are those of before."""
 
-    __slots__ = ("_api",)
+    __slots__ = ("_api", "_mode", "_pops", "_relaxes")
 
-    def __init__(self, name: str, device: int, api: Any) -> None:
+    def __init__(self, name: str, device: int, api: Any, pops: bool, relaxes: bool) -> None:
         super().__init__(name, device)
         self._api = api
+        self._pops = pops
+        self._relaxes = relaxes
+
+    def __enter__(self) -> None:
+        if self._relaxes:
+            relaxed = self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            _, self._mode = self._api.cuThreadExchangeStreamCaptureMode(relaxed)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._api is not None:
+        if self._relaxes:
+            self._api.cuThreadExchangeStreamCaptureMode(self._mode)
+        if self._pops:
             self._api.cuCtxPopCurrent()
         super().__exit__(kind, error, traceback)
 

@@ -399,7 +399,9 @@ class CudaGpuDriver:
         if owner != device or stream < 0 or (stream % 8 and stream not in {LEGACY_STREAM, THREAD_STREAM}):
             reason = f"{stream} is no stream of GPU {device}"  # CUDA would take it for a pointer
             raise DeviceError(call, CudaCode.INVALID_HANDLE, device, False, reason)
-        return stream or LEGACY_STREAM
+        stream = stream or LEGACY_STREAM
+        self._cuda.check_not_captured(call, device, stream)
+        return stream
 
     def stream(self, device: int) -> int:
         with self._cuda.current("stream", device):

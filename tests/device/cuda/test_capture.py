@@ -1,0 +1,84 @@
+"""Graphs that a program captures: no call of ours invalidates one, and no work of ours becomes a part of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from zcactor.errors import DeviceError
+
+pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
+from tests.device.cuda.stand_in import StandIn
+from zcactor.device.cuda import CudaGpuDriver
+from zcactor.device.driver import GpuDriver
+from zcactor.device.events import EventPool
+from zcactor.device.tending import Tending
+from zcactor.device.work import Work
+from zcactor.testing import until
+from zcactor.testing.device_peer import mapped, write
+
+CALLS: dict[str, Callable[[GpuDriver, int, int], object]] = {
+    "copy": lambda driver, address, stream: driver.copy(0, address, address + 100, 1, 8, (8, 8), stream),
+    "fill": lambda driver, address, stream: driver.fill(0, address, b"a", 8, stream),
+    "record": lambda driver, _, stream: driver.record(0, driver.event(0), stream),
+    "wait": lambda driver, _, stream: driver.wait(0, stream, driver.event(0)),
+    "idle": lambda driver, _, stream: driver.idle(0, stream),
+    "tell": lambda driver, _, stream: driver.tell(0, stream, bool),
+}
+
+
+def capturing() -> tuple[StandIn, CudaGpuDriver, int, int]:
+    """CUDA's calls, the driver over them, memory, and a stream, which a program begins to capture."""
+    calls = StandIn()
+    driver = CudaGpuDriver(calls)
+    address, stream = mapped(driver, 0, driver.granularity), driver.stream(0)
+    driver.record(0, driver.event(0), 0)
+    calls.captured.add(calls._stream(stream))
+    return calls, driver, address, stream
+
+
+def test_memory_and_questions_invalidate_no_capture() -> None:
+    calls, driver, address, _ = capturing()
+    write(driver, 0, address, b"while it lasts")
+    other, event = driver.stream(0), driver.event(0)
+    driver.fill(0, mapped(driver, 0, driver.granularity), b"a", 1 << 20, other)
+    driver.record(0, event, other)
+    while not (driver.done(0, event) and driver.idle(0, other)):
+        pass
+    driver.end_event(0, event)
+    driver.end_stream(0, other)
+    driver.unmap(0, address, driver.granularity)
+    assert driver.free(0) > 0
+    assert calls.is_valid
+    assert calls.mode == calls.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL, "it is the program's"
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_stream_that_is_captured_is_refused(call: str) -> None:
+    calls, driver, address, stream = capturing()
+    with pytest.raises(DeviceError, match="captured into a graph") as caught:
+        CALLS[call](driver, address, stream)
+    assert not caught.value.fatal and calls.is_valid
+    calls.captured.clear()
+    CALLS[call](driver, address, stream)
+
+
+async def test_memory_waits_for_the_end_of_a_capture() -> None:
+    calls, driver, _, stream = capturing()
+    tending, pool, work = Tending(asyncio.get_running_loop()), EventPool(driver, 0), Work()
+    work.give(pool, stream, "the keeper", work)
+    called: list[bool] = []
+    tending.when_done(work, lambda: called.append(True))
+    looked = 0
+
+    def look() -> bool:
+        nonlocal looked
+        looked += 1
+        return looked > 100
+
+    await until(look, "it has looked often")
+    assert not called and calls.is_valid
+    calls.captured.clear()
+    await until(lambda: called, "it is called")
