@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
+from zcactor.device.array import empty_array
+from zcactor.device.cuda import CudaGpuDriver, calls
 from zcactor.device.cuda.calls import CudaCalls, bindings
+from zcactor.device.store import DeviceStore
 from zcactor.errors import DeviceError, DeviceUnavailable
+from zcactor.testing import until
 from zcactor.testing.device_peer import mapped
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
@@ -57,3 +63,28 @@ def test_a_broken_context() -> None:
             driver.record(0, event, 0)
             driver.done(0, event)
     assert caught.value.fatal
+
+
+TELLING = ("inconsistent state", "must be terminated", "cannot be used anymore", "uncorrectable", "shutting down")
+"""The words by which the documentation of an error says that no more work is done."""
+
+
+def test_errors_that_end_all_work_are_known_by_their_documentation() -> None:
+    api = bindings()
+    telling = [
+        error for error in api.CUresult if any(words in " ".join((error.__doc__ or "").split()) for words in TELLING)
+    ]
+    assert len(telling) > 10, "the bindings document their errors"
+    assert [error.name for error in telling if int(error) not in calls._FATAL] == []
+
+
+async def test_contexts_are_made_where_arrays_are() -> None:
+    """Each takes some 500 MiB of its GPU."""
+    api = StandIn("devices=8")
+    store = DeviceStore(CudaGpuDriver(api), None, 0, asyncio.get_running_loop())
+    array = empty_array(store.gpu(3), (1000,), np.dtype("f4"))
+    assert store.driver.can_access(3, 4)
+    seen = array.holder.gpu.arena
+    del array
+    await until(lambda: not seen.taken, "the memory has gone back")
+    assert api.retained == [3]

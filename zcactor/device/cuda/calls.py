@@ -13,7 +13,9 @@ __all__ = ["CudaCalls", "bindings"]
 
 _NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
-_FATAL: Final = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
+_FATAL: Final = frozenset(
+    {4, 46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911}
+)  # fmt: skip
 """Errors after which the context does no more work, by the documentation of ``CUresult``."""
 _NAME_NBYTES: Final = 256
 _ON_STREAMS: Final = frozenset({"copy", "fill", "record", "wait"})

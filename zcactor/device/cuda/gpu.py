@@ -126,7 +126,7 @@ class CudaGpuDriver:
         return list(self._facts)
 
     def can_access(self, device: int, peer: int) -> bool:
-        with self._cuda.current("can_access", device), self._cuda.current("can_access", peer):
+        with self._cuda.named("can_access", device), self._cuda.named("can_access", peer):
             return device == peer or self._reaches(device, peer)
 
     def _reaches(self, device: int, peer: int) -> bool:
