@@ -10,6 +10,8 @@ import io
 import logging
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -518,3 +520,36 @@ async def test_an_end_without_calls_says_nothing(tmp_path: Path, told: list[str]
         worker: Any = await Worker.spawn(tmp_path)
         await worker.work()
     assert told == []
+
+
+LEFT = """
+import asyncio
+import zcactor as zc
+
+@zc.actor
+class Idle:
+    def ping(self):
+        return "pong"
+
+async def main():
+    await zc.init()
+    idle = [await Idle.spawn() for _ in range(2)]
+    print(*[await each.ping() for each in idle])
+    if END:
+        await zc.shutdown()
+    globals().update(idle=idle)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_program_that_leaves_its_actors_is_told_so(tmp_path: Path, ends: bool) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEFT.replace("END", str(ends)))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "pong pong\n"
+    said = "" if ends else "the program ended without zc.shutdown(): 2 actors ended at once"
+    assert done.stderr.startswith(said) and len(done.stderr.splitlines()) == (not ends), done.stderr

@@ -492,6 +492,8 @@ def _at_exit() -> None:
     if _runtime is not None:
         runtime, _runtime = _runtime, None
         runtime.tell_unfinished(runtime.unfinished())
+        if isinstance(runtime, EmbeddedRuntime):  # a cluster ends actors in order
+            runtime.tell_left()
         runtime.end_now()
 
 

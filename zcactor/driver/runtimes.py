@@ -255,6 +255,16 @@ class EmbeddedRuntime(Runtime):
         except TimeoutError:
             self._give_up()
 
+    def tell_left(self) -> None:
+        """Log that actors end at once, as the program exits without `zcactor.shutdown`."""
+        left = [actor for actor in self.process.sessions.remotes.values() if actor.death is None and actor.location]
+        if left:
+            logger.warning(
+                "the program ended without zc.shutdown(): %d actor%s ended at once, and open files may lack their end "
+                "(use async with zc.init())",
+                len(left), "" if len(left) == 1 else "s",
+            )  # fmt: skip
+
     def _let_go(self) -> None:
         super()._let_go()
         self._control.close()  # the agent ends on this, even after an error here
