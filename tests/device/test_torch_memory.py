@@ -120,7 +120,7 @@ def test_wrong_arguments() -> None:
         _torch.add(1, -1, 0, 1)
     for functions_, properties in (((0,) * 8, b""), ((0,) * 9, bytes(65))):
         with pytest.raises(ValueError, match="functions of CUDA"):
-            _torch.make_by(0, functions_, properties, b"", 0, 1, 1)
+            _torch.make_by(0, functions_, properties, b"", 0, 1, 1, 0)
     assert _torch.find(1) is None
 
 
@@ -163,7 +163,7 @@ def test_extents_that_are_made_by_functions_of_cuda(fails: str, threads: ctypes.
     calls[:] = [0] * len(NAMES)
     with memory() as (devices, made):
         properties, access = (1).to_bytes(32, "little"), bytes(20) + (3).to_bytes(4, "little")
-        _torch.make_by(0, tuple(each or 0 for each in table), properties, access, 2, 2 * MIB, 200 * MIB)
+        _torch.make_by(0, tuple(each or 0 for each in table), properties, access, 2, 2 * MIB, 200 * MIB, 0)
         assert allocate(60 * MIB, 0, None) is not None and not calls[0]
         failing.value = NAMES.index(fails) if fails else -1
         large = allocate(100 * MIB, 0, None)
@@ -188,6 +188,35 @@ def test_extents_that_are_made_by_functions_of_cuda(fails: str, threads: ctypes.
         free(large, 0, 0, None)
         assert calls[NAMES.index("synchronize")] == 1
         assert allocate(100 * MIB, 0, None) == large
+
+
+@pytest.mark.parametrize("keep", [0, 64, 1000])
+def test_what_pytorch_has_freed_is_given_back_to_the_gpu(keep: int, threads: ctypes.PyDLL) -> None:
+    """Above what is kept, and all of it where there is no room otherwise."""
+    allocate, free = functions()
+    table = (ctypes.c_void_p * len(NAMES)).in_dll(threads, "functions")
+    with memory() as (devices, made):
+        properties, access = (1).to_bytes(32, "little"), bytes(20) + (3).to_bytes(4, "little")
+        arguments = properties, access, 2, 2 * MIB, 800 * MIB, keep * MIB
+        _torch.make_by(0, tuple(each or 0 for each in table), *arguments)
+        own = _torch.figures(made.number)[0]
+        for mib in (100, 120, 140, 160, 180, 200, 220):
+            place = allocate(mib * MIB, 0, None)
+            assert place is not None, mib
+            free(place, mib * MIB, 0, None)
+            taken, used = _torch.figures(made.number)
+            assert not used and taken - own <= 800 * MIB
+            assert taken - own == 0 or keep, "nothing is kept"
+        places = [allocate(70 * MIB, 0, None) for _ in range(10)]
+        assert None not in places
+        assert _torch.find(places[0]) is not None, "a tensor there is passed, and peers may import the memory"
+        for place in places:
+            free(place, 70 * MIB, 0, None)
+        assert allocate(500 * MIB, 0, None) is not None
+        kept = _torch.find(places[0])
+        assert kept is not None and kept[4] >= 0, "it has not been given back"
+        assert _torch.figures(made.number)[0] - own == kept[3] + 500 * MIB
+        assert devices.used == own
 
 
 # ---- tensors

@@ -23,6 +23,7 @@ typedef struct {
     int device;
     unsigned pool; /* the runtime to which it belongs */
     int fd;        /* the descriptor by which peers import it, if it was made here; else -1 */
+    int taken;     /* whether Python has the descriptor, so that peers may have the memory */
     heap_t *heap;
 } extent_t;
 
@@ -47,6 +48,7 @@ typedef struct {
     unsigned char properties[64], access[MOST_ACCESS];
     size_t naccess;
     uint64_t step, extent, limit, made; /* bytes: granularity, size of an extent, what may be made here, and what is */
+    uint64_t keep;                      /* bytes of idle extents made here that are kept for later */
 } device_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -81,7 +83,7 @@ static int add_extent(unsigned pool, int device, uint64_t address, uint64_t nbyt
     int wrong = grow(heap, 0, nbytes);
     pthread_mutex_unlock(&heap->lock);
     if (wrong) { heap_free(heap); return -1; }
-    extents[count++] = (extent_t){address, nbytes, device, pool, fd, heap};
+    extents[count++] = (extent_t){address, nbytes, device, pool, fd, 0, heap};
     devices[device].told = 0;
     return 0;
 }
@@ -115,6 +117,27 @@ static int make_extent(device_t *d, int device, uint64_t least) {
     d->made += nbytes;
     return 0;
 }
+/* Give extents that were made here back to the GPU, which have no tensors and which no peer can have, as long as they are
+ * more than `keep` bytes. Returns whether there was one. */
+static int give_back(device_t *d, int device, uint64_t keep) {
+    uint64_t idle = 0;
+    int given = 0;
+    for (size_t left = 2; left--;)
+        for (size_t i = count; i--;) {
+            extent_t *e = extents + i;
+            if (e->pool != d->pool || e->device != device || e->fd < 0 || e->taken || e->heap->used) continue;
+            if (left) { idle += e->nbytes; continue; } /* the first round counts */
+            if (idle <= keep || d->call.unmap(e->address, e->nbytes)) continue;
+            d->call.unreserve(e->address, e->nbytes);
+            close(e->fd);
+            heap_free(e->heap);
+            idle -= e->nbytes;
+            d->made -= e->nbytes;
+            extents[i] = extents[--count];
+            given = 1;
+        }
+    return given;
+}
 /* Make the eventfd readable, once, where Python is to add an extent: an allocation as large as the next may not fit. */
 static void tell_if_low(device_t *d, int device) {
     uint64_t most = 0, one = 1;
@@ -136,8 +159,11 @@ EXPORTED void *zcactor_torch_alloc(ssize_t nbytes, int device, void *stream) {
     pthread_mutex_lock(&lock);
     device_t *d = devices + device;
     uint64_t address = d->pool ? take_from(d->pool, device, size) : 0;
-    if (!address && d->pool && d->has_functions && !make_extent(d, device, size))
-        address = take_from(d->pool, device, size);
+    if (!address && d->pool && d->has_functions) {
+        int refused = make_extent(d, device, size);
+        if (refused && give_back(d, device, 0)) refused = make_extent(d, device, size);
+        if (!refused) address = take_from(d->pool, device, size);
+    }
     if (d->pool) tell_if_low(d, device);
     pthread_mutex_unlock(&lock);
     return (void *)(uintptr_t)address;
@@ -152,6 +178,7 @@ EXPORTED void zcactor_torch_free(void *pointer, ssize_t nbytes, int device, void
     pthread_mutex_lock(&lock);
     extent_t *e = around((uint64_t)(uintptr_t)pointer);
     if (e) release(e->heap, (uint64_t)(uintptr_t)pointer - e->address, 0);
+    if (e && devices[device].has_functions) give_back(devices + device, device, devices[device].keep);
     pthread_mutex_unlock(&lock);
 }
 
@@ -191,9 +218,9 @@ static PyObject *py_make_by(PyObject *module, PyObject *args) {
     PyObject *addresses;
     Py_buffer properties, access;
     Py_ssize_t naccess;
-    unsigned long long step, limit;
-    if (!PyArg_ParseTuple(args, "iO!y*y*nKK", &device, &PyTuple_Type, &addresses, &properties, &access, &naccess, &step,
-                          &limit))
+    unsigned long long step, limit, keep;
+    if (!PyArg_ParseTuple(args, "iO!y*y*nKKK", &device, &PyTuple_Type, &addresses, &properties, &access, &naccess, &step,
+                          &limit, &keep))
         return NULL;
     device_t made = {0};
     int fits = properties.len <= (Py_ssize_t)sizeof made.properties && access.len <= MOST_ACCESS && step > 0;
@@ -215,6 +242,7 @@ static PyObject *py_make_by(PyObject *module, PyObject *args) {
             made.naccess = (size_t)naccess;
             made.step = step;
             made.limit = limit;
+            made.keep = keep;
             made.has_functions = 1;
             *d = made;
         )
@@ -240,8 +268,8 @@ static PyObject *py_find(PyObject *module, PyObject *arg) {
     if (PyErr_Occurred()) return NULL;
     extent_t found = {0};
     UNLOCKED(
-        const extent_t *e = around(address);
-        if (e) found = *e;
+        extent_t *e = around(address);
+        if (e) found = *e, e->taken = 1;
     )
     if (!found.nbytes) Py_RETURN_NONE;
     unsigned long long first = found.address, nbytes = found.nbytes;
@@ -293,7 +321,7 @@ static PyObject *py_figures(PyObject *module, PyObject *arg) {
 static PyMethodDef functions[] = {
     {"use", py_use, METH_VARARGS, "use(device, pool, event_fd, extent_nbytes): allocate from a pool from now on"},
     {"make_by", py_make_by, METH_VARARGS,
-     "make_by(device, functions, properties, access, naccess, step, limit): make extents by CUDA's functions"},
+     "make_by(device, functions, properties, access, naccess, step, limit, keep): make extents by CUDA's functions"},
     {"add", py_add, METH_VARARGS, "add(pool, device, address, nbytes): add an extent"},
     {"find", py_find, METH_O, "find(address) -> (pool, device, address, nbytes, fd) of the extent there, or None"},
     {"take_idle", py_take_idle, METH_VARARGS, "take_idle(pool, keep) -> addresses of extents that were taken away"},

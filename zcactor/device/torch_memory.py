@@ -190,7 +190,8 @@ class TorchMemory:
         near = [each.index for each in self._gpus if gpu.driver.can_access(each.index, gpu.index)]
         access = b"".join(_ACCESS.pack(_DEVICE, index, _READ_WRITE) for index in near)
         total = gpu.driver.devices()[gpu.index].total if self._capacity is None else self._capacity
-        _torch.make_by(gpu.index, functions, properties, access, len(near), gpu.driver.granularity, total)
+        step, keep = gpu.driver.granularity, self._keep_nbytes
+        _torch.make_by(gpu.index, functions, properties, access, len(near), step, total, keep)
 
     def block_at(self, low: int, high: int, value: Any) -> TorchBlock | None:
         """The object that contains the addresses ``[low, high)`` of a tensor; None where PyTorch has it elsewhere.
