@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "EVENT_NBYTES", "HANDLE_NBYTES", "LEGACY_STREAM", "PAGE_NBYTES", "PATTERNS", "THREAD_STREAM", "CudaCode",
@@ -223,13 +223,6 @@ class GpuDriver(Protocol):
 
     def idle(self, device: int, stream: int) -> bool:
         """Whether all work is done that was queued on the stream. Errors are as for `done`."""
-
-    def tell(self, device: int, stream: int, call: Callable[[], object]) -> None:
-        """Have a thread call a function once all work is done that is queued on the stream now.
-
-        What is queued after this waits for the function, so it has to return soon. It makes no call of a driver, and
-        raises nothing. It is never called where the work breaks the device's context.
-        """
 
     def end_stream(self, device: int, stream: int) -> None:
         """Give up a stream. The work that is queued on it is still done."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Final
 
 from zcactor.apart import bare
@@ -18,12 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["copied", "until_done"]
 
-_BRIEFLY: Final = 0.02
-"""Seconds until a copy is looked at whose end nobody has told: it may have broken the GPU's context. A piece takes a
-millisecond."""
 _FIRST_PAUSE: Final = 0.0002
 _LAST_PAUSE: Final = 0.005
-"""Seconds between looks at work of a GPU that the loop waits for."""
+"""Seconds between looks at work of a GPU that the loop waits for. A look is one at a number in memory."""
+_LOOKS: Final = 8
+"""The part of the time waited so far that a pause takes, as 1 / `_LOOKS`: the end is noticed that much too late."""
 
 
 async def until_done(moments: Iterable[Moment]) -> None:
@@ -36,12 +34,13 @@ async def until_done(moments: Iterable[Moment]) -> None:
     from zcactor.device.work import LOST
 
     for moment in moments:
-        pause = _FIRST_PAUSE
+        waited = 0.0
         while not moment.done():
             if moment.is_lost():
                 raise ObjectLost(LOST)
+            pause = min(max(_FIRST_PAUSE, waited / _LOOKS), _LAST_PAUSE)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE)
+            waited += pause
 
 
 async def copied(
@@ -70,38 +69,12 @@ async def copied(
         del failure  # a traceback with this frame, and with what is kept, would keep itself
 
 
-async def _told(gpu: GpuMemory, stream: int) -> None:
-    """Wait, but only briefly, until the driver tells that all work of a stream is done.
-
-    Raises:
-        DeviceError: the driver refuses.
-    """
-    loop = asyncio.get_running_loop()
-    told = loop.create_future()
-
-    def settle() -> None:
-        if not told.done():
-            told.set_result(None)
-
-    def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody waits
-            loop.call_soon_threadsafe(settle)
-
-    gpu.driver.tell(gpu.index, stream, tell)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_BRIEFLY):
-            await told
-
-
 async def _outcome(gpu: GpuMemory, stream: int, kept: object) -> DeviceError | None:
     """Wait for all work of a stream, the last of which uses memory of `kept`. Returns the error of the driver, if
     any."""
     failure = None
     try:
-        moment = gpu.events.record(stream)
-        if not moment.done():  # CUDA returns from copies of memory that is not locked when they are done
-            await _told(gpu, stream)
-            await until_done([moment])
+        await until_done([gpu.events.record(stream)])
     except DeviceError as error:
         failure = bare(error, None)
     pause = _FIRST_PAUSE

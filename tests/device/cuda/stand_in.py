@@ -477,10 +477,6 @@ class StandIn:
             return (bindings.CUresult(error.code),)
         return (bindings.CUresult.CUDA_SUCCESS,)
 
-    def cuLaunchHostFunc(self, stream: int, function: Any, data: int) -> tuple[Any, ...]:
-        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(function))
-        return self._queue(stream, lambda: call(data))
-
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Any, ...]:
         assert flags == 0
         return self._only("wait", self._now(), self._stream(stream), event)

@@ -25,7 +25,6 @@ CALLS: dict[str, Callable[[GpuDriver, int, int], object]] = {
     "record": lambda driver, _, stream: driver.record(0, driver.event(0), stream),
     "wait": lambda driver, _, stream: driver.wait(0, stream, driver.event(0)),
     "idle": lambda driver, _, stream: driver.idle(0, stream),
-    "tell": lambda driver, _, stream: driver.tell(0, stream, bool),
 }
 
 

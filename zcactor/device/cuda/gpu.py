@@ -11,7 +11,6 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from zcactor.device.cuda import told
 from zcactor.device.cuda.calls import CudaCalls, bindings
 from zcactor.device.cuda.events import CudaEvents
 from zcactor.device.cuda.flags import CudaFlags
@@ -28,7 +27,7 @@ from zcactor.device.driver import (
 from zcactor.errors import DeviceError, DeviceUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["CudaGpuDriver"]
 
@@ -414,11 +413,6 @@ class CudaGpuDriver:
         with self._cuda.current("idle", device):
             stream = self._stream("idle", device, stream)
             return self._cuda.is_ready("idle", device, "cuStreamQuery", stream)
-
-    def tell(self, device: int, stream: int, call: Callable[[], object]) -> None:
-        with self._cuda.current("tell", device):
-            stream = self._stream("tell", device, stream)
-            told.queue(self._cuda, device, stream, call)
 
     def end_stream(self, device: int, stream: int) -> None:
         with self._cuda.current("end_stream", device):

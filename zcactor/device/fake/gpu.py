@@ -259,10 +259,6 @@ class FakeGpuDriver:
         with self._call("idle", device):
             return self._engines[device].is_idle(self._stream(device, stream))
 
-    def tell(self, device: int, stream: int, call: Callable[[], object]) -> None:
-        with self._call("tell", device):
-            self._engines[device].submit(self._stream(device, stream), call)
-
     def end_stream(self, device: int, stream: int) -> None:
         with self._call("end_stream", device):
             if not stream:

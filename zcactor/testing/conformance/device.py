@@ -9,11 +9,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import queue
 import random
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 
@@ -318,21 +316,6 @@ class GpuDriverSuite:
         driver.end_stream(0, stream)
         until_done(driver, 0, event)
         assert read(driver, 0, address, 1 << 20) == b"z" * (1 << 20)
-
-    def test_a_function_is_called_after_the_work_before_it(self, driver: GpuDriver) -> None:
-        address, stream = mapped(driver, 0, driver.granularity), driver.stream(0)
-        told: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number, byte in enumerate(b"abc"):
-            driver.fill(0, address, bytes((byte,)), 1 << 20, stream)
-            driver.tell(0, stream, partial(told.put, number))
-        assert [told.get(timeout=_PATIENCE) for _ in range(3)] == [0, 1, 2]
-        finish(driver, 0, stream)
-        assert read(driver, 0, address, 1 << 20) == b"c" * (1 << 20)
-        with pytest.raises(DeviceError):
-            driver.tell(0, stream + 7, bool)
-        driver.tell(0, stream, partial(told.put, 3))
-        driver.end_stream(0, stream)
-        assert told.get(timeout=_PATIENCE) == 3
 
     def test_events_without_a_record_are_done(self, driver: GpuDriver) -> None:
         event, stream = driver.event(0), driver.stream(0)
