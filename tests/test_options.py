@@ -73,7 +73,7 @@ BEYOND: dict[str, list[tuple[Any, str]]] = {
     **{
         name: [(each, f"must be at most 9,223,372,036,854,775,807 as an int, got {each:,}") for each in (2**63, 10**30)]
         for name in (
-            "num_cpus", "num_gpus", "timeout", "max_concurrency", "max_pending_calls", "max_restarts", "max_retries",
+            "num_cpus", "num_gpus", "max_concurrency", "max_pending_calls", "max_restarts", "max_retries",
             "retries",
         )
     },
