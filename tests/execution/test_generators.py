@@ -30,6 +30,7 @@ class FakeSession:
 class FakeIncoming:
     def __init__(self) -> None:
         self.session = FakeSession()
+        self.cancelled = False
 
 
 def pack(value: Any) -> tuple[Any, Any, int]:
@@ -119,6 +120,30 @@ async def test_async_cancelled_while_the_generator_waits() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert closed == ["cancelled", "closed"]
+
+
+async def test_async_cancelled_a_generator_that_swallows_it_sends_no_further_item() -> None:
+    """The task is cancelled once, and that may reach the generator and not the producer."""
+    incoming: Any = FakeIncoming()
+    inside = asyncio.Event()
+
+    async def generator() -> AsyncIterator[int]:
+        for item in range(10 * STREAM_WINDOW):
+            yield item
+            try:
+                inside.set()
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                pass
+
+    task = asyncio.create_task(AsyncProducer(incoming, pack).run(generator()))  # type: ignore[arg-type]
+    await inside.wait()
+    incoming.cancelled = True
+    task.cancel()
+    async with asyncio.timeout(20):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert incoming.session.items == [(0, 0)]
 
 
 # ---------------------------------------------------------------- sync

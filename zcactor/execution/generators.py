@@ -42,6 +42,8 @@ class AsyncProducer:
         index = 0
         try:
             async for item in generator:
+                if self._incoming.cancelled:  # and the generator has swallowed it: no credit would ever come again
+                    raise asyncio.CancelledError
                 self._incoming.session.send_item(self._incoming, index, *self._pack(item))
                 del item
                 index += 1
