@@ -78,7 +78,7 @@ class RegisteredGpuMemory:
             return region
         task = self._under_way.get(key)
         if task is None:
-            task = asyncio.ensure_future(asyncio.to_thread(self._register, key, nbytes, export))
+            task = asyncio.ensure_future(self._on_thread(key, nbytes, export))
             self._under_way[key] = task
             task.add_done_callback(lambda done: self._registered(key, done))
         del export
@@ -86,6 +86,11 @@ class RegisteredGpuMemory:
             return await asyncio.shield(task)
         finally:
             del task  # the error's traceback has this frame, and would keep itself
+
+    async def _on_thread(self, key: int, nbytes: int, export: Callable[[], int]) -> MemoryRegion:
+        """Register an extent for all who wait for it: a coroutine of our own, as the end of the actor that is the first
+        to need it cancels tasks of others'."""
+        return await asyncio.to_thread(self._register, key, nbytes, export)
 
     def _register(self, key: int, nbytes: int, export: Callable[[], int]) -> MemoryRegion:
         fd = export()
