@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.apart import text_of, type_name
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
+from zcactor.execution.begun import Begun
 from zcactor.execution.closing import TAKEN_IN, close_instance
 from zcactor.execution.eager_task import start_eagerly
 from zcactor.execution.failure import log_failure, passable
@@ -97,6 +98,8 @@ class ActorRunner(Linked, Movable):
         self._drained: asyncio.Future[None] | None = None
         self._loop = process.loop
         self._is_system = index <= process.last_system_index
+        shared = options.get("process") == "shared"
+        self.begun = None if self._is_system else Begun(self._loop, label, shared=shared)
         self._context = contextvars.copy_context()
         self._context.run(current_host.set, self)
         if not self._is_system:
@@ -104,7 +107,7 @@ class ActorRunner(Linked, Movable):
         self._run_in_context = self._context.run
         limit: int | None = options.get("max_concurrency")
         groups: Mapping[str, int] = options.get("concurrency_groups") or {}
-        self._threads = process.crew or (process.threads if options.get("process") == "shared" else None)
+        self._threads = process.crew or (process.threads if shared else None)
         self._mailboxes = {"": self._mailbox("", limit or 1, limit or process.config.max_concurrency_async)}
         for name, size in groups.items():
             self._mailboxes[name] = self._mailbox(name, size, size)
@@ -174,7 +177,8 @@ class ActorRunner(Linked, Movable):
         """Run the queued calls, refuse later ones, run ``__aexit__`` or ``close()``, and end the threads.
 
         Args:
-            seconds: time of the steps behind ``close()``: peers receive the last answers, and the instance is dropped.
+            seconds: time of each step behind ``close()``: peers receive the last answers, tasks of the actor are
+                cancelled, and the instance is dropped.
         """
         await self._refrain(None)
         await self._end(seconds)
@@ -197,16 +201,22 @@ class ActorRunner(Linked, Movable):
 
     async def _end(self, seconds: float = TAKEN_IN) -> None:
         await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
-        steps = [_within(seconds, self.process.requests.delivered(self.process.sessions))]
+        await self._step(seconds, self.process.requests.delivered(self.process.sessions))
+        if self.begun is not None:  # behind the answers, whose promises a task may have to keep
+            await self.begun.end(seconds, self._begin)
         if kept := self._let_go():
-            steps.append(_within(min(seconds, _DROPPED), self._mailboxes[""].run(kept.clear)))
-        await asyncio.wait(map(self._loop.create_task, steps))  # which raises nothing: the actor ends all the same
+            await self._step(min(seconds, _DROPPED), self._mailboxes[""].run(kept.clear))
         self.close()
+
+    async def _step(self, seconds: float, step: Coroutine[Any, Any, None]) -> None:
+        """Take a step of an end, which goes on after that time, and after any exception of the step."""
+        await asyncio.wait([self._loop.create_task(_within(seconds, step))])
 
     def _let_go(self) -> list[Any]:
         """Refer to the instance no more. Returns what has, for the actor's thread to clear: a ``__del__``, or a file
         that is closed, may take for ever. It is empty where the instance may have connections and other objects of the
-        loop, which no other thread may drop."""
+        loop, which no other thread may drop: a handle of libuv that is closed beside its loop corrupts the memory of
+        all actors in the process. A slow ``__del__`` that blocks the loop is the lesser evil. Nothing bounds that."""
         kept = [self.instance]
         if self.instance is None or self.interface.is_async or hasattr(type(self.instance), "__aenter__"):
             kept.clear()
@@ -228,6 +238,8 @@ class ActorRunner(Linked, Movable):
                         self._refuse(incoming)
                     if incoming.task is not None:
                         incoming.task.cancel()
+        if self.begun is not None:
+            self.begun.cancel()
         if kept := self._let_go():
             self._mailboxes[""].post(kept.clear)
         for mailbox in self._mailboxes.values():

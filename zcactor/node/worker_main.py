@@ -25,6 +25,7 @@ from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
+from zcactor.execution.begun import watch_generators, watch_tasks
 from zcactor.execution.closing import OF_AN_END
 from zcactor.interface import Interface, shown
 from zcactor.logs import logger
@@ -327,6 +328,8 @@ def become_worker(setup: dict[str, Any]) -> float:
     watch_forks()
     loop = new_event_loop(setup["loop"])
     asyncio.set_event_loop(loop)
+    watch_tasks(loop)
+    loop.call_soon(watch_generators)
     return loop.run_until_complete(_work(loop, setup))
 
 

@@ -12,10 +12,10 @@ import asyncio
 import gc
 import os
 from contextvars import Context, ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zcactor.assembly.process import Process
+from zcactor.execution.begun import is_ours
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store
 from zcactor.process import context
@@ -32,7 +32,6 @@ __all__ = ["InnerProcess", "choose_among", "described"]
 
 _process: ContextVar[Any] = ContextVar("zcactor_inner_process", default=None)
 """The `Process` that a context belongs to."""
-_PACKAGE = str(Path(__file__).parents[1])
 HOST = "loopback"
 """The name of the host of all processes."""
 
@@ -133,7 +132,7 @@ class InnerProcess:
         await asyncio.sleep(0)  # calls that were cancelled end
         for task in self.tasks():
             if task not in (self._main, self._closing):
-                if stopped and not task.cancelling() and not _is_ours(task):
+                if stopped and not task.cancelling() and not is_ours(task):
                     self.left.append(f"{described(task)} of {self.label}")
                 task.cancel()
         self.ended = True
@@ -168,12 +167,6 @@ def _context_of(task: asyncio.Task[Any]) -> Context | None:
         found: Context = get()
         return found
     return next((each for each in gc.get_referents(task) if isinstance(each, Context)), None)
-
-
-def _is_ours(task: asyncio.Task[Any]) -> bool:
-    """Whether a task runs a coroutine of the package itself, which ends with the process."""
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and code.co_filename.startswith(_PACKAGE)
 
 
 def _belongs(found: Context | None, process: Process) -> bool:
