@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextvars import Context, copy_context
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from zcactor.execution import begun as begun_module
-from zcactor.execution.begun import Begun, is_ours, watch_generators, watch_tasks
+from zcactor.execution.begun import Begun, is_ours, leave_to_its_task, watch_generators, watch_tasks
 from zcactor.process.context import current_host
 from zcactor.process.tasks import Tasks
 
@@ -142,7 +143,7 @@ async def test_generators_are_closed_behind_the_tasks() -> None:
 
     generator, finished, others = numbers(), numbers(), numbers()
     actor.begin(use(generator))
-    await actor.begin(finished.aclose())  # type: ignore[arg-type]
+    await actor.begin(finished.aclose())
     await anext(others)
     await asyncio.sleep(0)
     await actor.end()
@@ -175,3 +176,28 @@ async def test_a_generator_that_raises_or_does_not_end_is_logged(caplog: pytest.
     await asyncio.sleep(0)
     assert "A(1) raised while it was being closed" in caplog.text and "ValueError: jammed" in caplog.text
     assert all(generator.ag_frame is None for generator in generators)  # type: ignore[attr-defined]
+
+
+async def _exit() -> None:
+    sys.exit(3)
+
+
+def _stepped(coroutine: Coroutine[Any, Any, Any]) -> BaseException:
+    """The exception that the first step of a coroutine lets out."""
+    with pytest.raises(SystemExit) as caught:
+        coroutine.send(None)
+    return caught.value
+
+
+async def test_an_exit_is_left_to_a_task_of_the_users() -> None:
+    tasks = Tasks(asyncio.get_running_loop())
+    error = _stepped(_exit())
+    assert leave_to_its_task(error)
+    assert error.__traceback__ is not None and error.__traceback__.tb_frame.f_code is _exit.__code__
+    assert leave_to_its_task(_stepped(tasks.on_loop(_exit))), "an awaiting method of the runtime's has let it through"
+
+
+async def test_an_exit_that_comes_in_another_way_is_nobodys() -> None:
+    assert not leave_to_its_task(SystemExit(3)), "without a frame of a coroutine"
+    ended = _stepped(Tasks(asyncio.get_running_loop()).on_loop(sys.exit))
+    assert not leave_to_its_task(ended), "a task of the runtime has ended"

@@ -1,9 +1,12 @@
-"""Tasks and async generators that an actor has begun end with it, as those of a program do with `asyncio.run`."""
+"""Tasks and async generators that an actor has begun end with it, as those of a program do with `asyncio.run`, and an
+exit in one of them is its outcome alone."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -175,3 +178,144 @@ async def test_tasks_of_an_actor_that_has_ended_do_not_go_on_beside_others(
         await handles[0].show_tasks()
         await end(handles)
         assert await beside.ends() == [True] * 4
+
+
+@zc.actor(process="shared")
+class Exiting:
+    """An actor whose methods exit, in tasks and without."""
+
+    async def plain(self, error: type[BaseException]) -> None:
+        raise error(3)
+
+    async def task(self, error: type[BaseException]) -> None:
+        await asyncio.create_task(self.plain(error))
+
+    async def task_later(self, error: type[BaseException]) -> None:
+        """Exit in a task behind its first step."""
+
+        async def later() -> None:
+            await asyncio.sleep(0)
+            raise error(3)
+
+        await asyncio.create_task(later())
+
+    async def gather(self, error: type[BaseException]) -> None:
+        await asyncio.gather(self.plain(error), self.plain(error))
+
+    async def wait_for(self, error: type[BaseException]) -> None:
+        await asyncio.wait_for(self.plain(error), PATIENCE)
+
+    async def group(self, error: type[BaseException]) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.plain(error))
+
+    async def reference(self, error: type[BaseException]) -> None:
+        """Exit in a task that is made of a reference."""
+        me: Any = zc.current_actor().handle
+        await asyncio.create_task(me.exit_as_read(error))
+
+    async def get(self, error: type[BaseException]) -> None:
+        """Exit in a task of `zc.get`."""
+        me: Any = zc.current_actor().handle
+        await asyncio.create_task(zc.get([me.exit_as_read(error)]))
+
+    async def exit_as_read(self, error: type[BaseException]) -> Any:
+        return ExitsAsRead(error)
+
+    async def leave_a_task(self, error: type[BaseException]) -> None:
+        """Exit in a task that nobody awaits."""
+        task = asyncio.create_task(self.plain(error))
+        await asyncio.wait([task])
+
+    async def generators(self) -> int:
+        """Begin an async generator, and count those that are closed with the actor."""
+        _left.append(self.generate())
+        return await anext(_left[-1])
+
+    async def generate(self) -> AsyncGenerator[int, None]:
+        try:
+            yield os.getpid()
+        finally:
+            _closed.set()
+
+    async def closed(self) -> None:
+        """Wait until a generator has been closed."""
+        async with asyncio.timeout(PATIENCE):
+            await _closed.wait()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+_left: list[AsyncGenerator[int, None]] = []
+_closed = asyncio.Event()
+
+
+class ExitsAsRead:
+    """A value that exits where it is unpickled."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _raise, (self.error,)
+
+
+def _raise(error: type[BaseException]) -> None:
+    raise error(3)
+
+
+WAYS = ("plain", "task", "task_later", "gather", "wait_for", "group", "reference", "get")
+
+
+@pytest.mark.parametrize("process", ["own", "shared"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+async def test_an_exit_in_a_task_is_raised_where_it_is_awaited_and_ends_nobody(
+    error: type[BaseException], process: Literal["own", "shared"]
+) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(num_cpus=2):
+        exiting: Any = await Exiting.options(process=process).spawn()
+        pid = await exiting.pid()
+        for way in WAYS:
+            with pytest.raises(zc.RemoteError, match=error.__name__):
+                await getattr(exiting, way)(error)
+            assert await exiting.pid() == pid, way
+        if process == "shared":  # behind the exits, too
+            beside: Any = await Exiting.spawn()
+            while await beside.pid() != pid:
+                beside = await Exiting.spawn()
+            await exiting.generators()
+            await zc.stop(exiting)
+            await beside.closed()
+
+
+async def test_an_exit_in_a_task_that_nobody_awaits_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(num_cpus=2):
+        exiting: Any = await Exiting.spawn()
+        await exiting.leave_a_task(SystemExit)
+        await exiting.pid()
+        said = ""
+        while "Task exception was never retrieved" not in said or "SystemExit: 3" not in said:
+            said += capfd.readouterr().err
+            await asyncio.sleep(0.001)
+
+
+@zc.actor
+class Handling:
+    """An actor with a handler of its own for SIGTERM."""
+
+    async def handle(self) -> int:
+        """Exit at a signal."""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        return os.getpid()
+
+    async def forever(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_an_exit_by_a_signal_ends_the_process() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(num_cpus=2):
+        handling: Any = await Handling.spawn()
+        os.kill(await handling.handle(), signal.SIGTERM)
+        with pytest.raises(zc.ActorDied, match="status"):
+            await handling.forever()

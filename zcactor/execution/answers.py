@@ -79,7 +79,8 @@ class Answers:
         self._sent()
 
     def failure(self, incoming: Incoming, error: BaseException, *, more: bool = False) -> None:
-        """Answer with an exception. The traceback's frames are cleared, or they would keep arguments alive."""
+        """Answer with an exception. Its traceback is dropped, or the frames would keep arguments alive. Exits keep it:
+        uvloop raises one of a task later, and by its traceback the worker knows that it may go on."""
         session = incoming.session
         failure = Failure(error, incoming.blamed or self._label)
         try:
@@ -87,7 +88,8 @@ class Answers:
             session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)
         except BaseException as unsendable:  # the store is full, or an object in the exception is lost
             self._as_text(incoming, failure, unsendable)
-        bare(error, None)
+        if not issubclass(type(error), SystemExit | KeyboardInterrupt):
+            bare(error, None)
         self._sent()
         broken = _broken_context(error)
         if broken is not None:

@@ -10,24 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from zcactor.apart import bare, traceback_of
+from zcactor.api.future import ObjectRef
 from zcactor.execution.failure import log_failure
 from zcactor.process.context import current_host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
-    from types import CodeType
+    from types import CodeType, FrameType, TracebackType
 
-__all__ = ["Begun", "is_ours", "watch_generators", "watch_tasks"]
+__all__ = ["Begun", "is_ours", "leave_to_its_task", "watch_generators", "watch_tasks"]
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_ASYNCIO = f"{Path(asyncio.__file__).parent}{os.sep}"
 _FOR_TASKS = tuple(f"{_PACKAGE}api{os.sep}{name}.py" for name in ("future", "waiting"))
 """Files of references, `zcactor.get` and `zcactor.wait`: users make tasks of these, and the runtime makes none."""
+_COROUTINE = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_STEPS = frozenset((ObjectRef.send.__code__, ObjectRef.throw.__code__))
+"""The steps of a reference in a task of its own."""
 _watched: asyncio.AbstractEventLoop | None = None
 """The loop whose tasks are noted: a worker's process has one."""
 
@@ -42,6 +49,34 @@ def is_ours(task: asyncio.Task[Any]) -> bool:
     coroutine = task.get_coro()
     code = getattr(coroutine, "cr_code", None) or getattr(coroutine, "gi_code", None)
     return code is not None and _is_of_the_package(code)
+
+
+def leave_to_its_task(error: BaseException) -> bool:
+    """Take the frames of the loop off the traceback of an exception that has left it. One of them has the task, which
+    would keep itself, and be logged late.
+
+    Returns:
+        Whether a coroutine of the user's has raised it, or let it through: such a one runs in a task of the user's, or
+        in one that takes all exceptions. Otherwise it came to the loop in another way, or has ended a task of the
+        runtime.
+    """
+    trace: TracebackType | None = traceback_of(error)
+    of_loop: list[FrameType] = []
+    first, found = None, False
+    while trace is not None and not found:
+        code = trace.tb_frame.f_code
+        is_asyncio = code.co_filename.startswith(_ASYNCIO)
+        if code.co_flags & _COROUTINE or code in _STEPS:
+            first = first or trace
+            found = not (is_asyncio or _is_of_the_package(code))
+        elif first is None and is_asyncio:
+            of_loop.append(trace.tb_frame)
+        trace = trace.tb_next
+    if found:
+        bare(error, first)
+        for frame in of_loop:
+            frame.clear()  # from Python 3.12 on those that are left refer to them, by `f_back`
+    return found
 
 
 def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -25,7 +25,7 @@ from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
-from zcactor.execution.begun import watch_generators, watch_tasks
+from zcactor.execution.begun import leave_to_its_task, watch_generators, watch_tasks
 from zcactor.execution.closing import OF_AN_END
 from zcactor.interface import Interface, shown
 from zcactor.logs import logger
@@ -329,8 +329,23 @@ def become_worker(setup: dict[str, Any]) -> float:
     loop = new_event_loop(setup["loop"])
     asyncio.set_event_loop(loop)
     watch_tasks(loop)
-    loop.call_soon(watch_generators)
-    return loop.run_until_complete(_work(loop, setup))
+    return _run(loop, loop.create_task(_work(loop, setup)))
+
+
+def _run(loop: asyncio.AbstractEventLoop, work: asyncio.Task[float]) -> float:
+    """Run the task of a worker, also past a SystemExit or KeyboardInterrupt of a task that an actor has begun.
+
+    Asyncio raises these two out of the loop when they end a task, as they end a program. Here they are the outcome of
+    that task alone, as they would be that of a method: those that await it get them, and other actors go on. All other
+    ways to the loop, as that of a signal's handler, end the worker.
+    """
+    while True:
+        loop.call_soon(watch_generators)
+        try:
+            return loop.run_until_complete(work)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if not leave_to_its_task(error):
+                raise
 
 
 async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> float:
