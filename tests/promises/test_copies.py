@@ -215,8 +215,18 @@ def inner(value: Any, kind: str) -> Any:
 class Mover:
     """Hands arrays over."""
 
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
     def move(self, size: int) -> np.ndarray:
         return zc.move(np.ones(size))
+
+    async def move_when_open(self, size: int) -> np.ndarray:
+        await self.opened.wait()
+        return zc.move(np.ones(size))
+
+    async def open(self) -> None:
+        self.opened.set()
 
     def within(self, size: int, kind: str) -> Any:
         return WITHIN[kind](zc.move(np.ones(size)))
@@ -247,7 +257,7 @@ async def test_a_moved_result_that_was_changed_is_passed_on_as_it_is(transport: 
             assert await other.first_within(ref, kind) == 5, kind
 
 
-@pytest.mark.parametrize("way", ["result", "put", "promise"])
+@pytest.mark.parametrize("way", ["result", "put", "promise", "promise that is awaited"])
 @pytest.mark.parametrize("size", [1, 511, 512, 8191, 8192, 8193, 100_000])
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 async def test_a_reference_that_was_passed_on_has_one_value(transport: str, size: int, way: str) -> None:
@@ -258,15 +268,25 @@ async def test_a_reference_that_was_passed_on_has_one_value(transport: str, size
         ref: Any = zc.put(zc.move(np.ones(size))) if way == "put" else one.move(size)
         if way == "result":
             await zc.wait([ref])
-        assert await other.first(ref) == 1  # as a promise where it is not done
-        here = await ref
-        if here.flags.writeable:
-            here[0] = 5
+        if way == "promise that is awaited":
+            ref = one.move_when_open(size)
+            first = other.first(ref)
+            await one.open()
+            here = await ref
+            assert await first == 1
+        else:
+            assert await other.first(ref) == 1  # as a promise where it is not done
+            here = await ref
+        assert not here.flags.writeable
         assert await other.first(ref) == 1
         ref = one.move(size)
         here = await ref
         here[0] = 5
         assert await other.first(ref) == 5
-        if here.flags.writeable:
-            here[0] = 7
-        assert await other.first(ref) == 5
+        assert not here.flags.writeable
+        for kind in WITHIN:
+            ref = one.within(size, kind)
+            here = inner(await ref, kind)
+            here[0] = 5
+            assert await other.first_within(ref, kind) == 5
+            assert not here.flags.writeable, kind

@@ -218,6 +218,8 @@ def _outcome(call: Call) -> Generator[Any, None, Any]:
             raise
     if call.decoded and call.error is None:
         call.retrieved = True
+        if call.passed or call.export_id:
+            _close(call)
         return call.value
     try:
         return value_of(call)
@@ -293,8 +295,9 @@ def value_of(call: Call) -> Any:
         was_passed = call.passed or call.export_id  # as a value, or as a promise
         if was_passed:
             _close(call)
-        value, handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
-        call.handed_over = handed_over and not was_passed
+        value, call.handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
+        if was_passed:
+            _close(call)
         if call.status == Status.ERROR:
             call.error = value
         else:
@@ -339,7 +342,6 @@ def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
     call.passed = True
     if call.decoded and (_is_moved(call) or call.handed_over):
         call.payload, call.parts, call.flags = current().marshaller.pack(call.value)
-        call.handed_over = False
     _close(call)
     return _packed(call)
 
@@ -352,7 +354,11 @@ def _close(call: Call) -> None:
     """Let nobody write to an array of a result that was handed over, as the reference is passed on."""
     if _is_moved(call):
         call.parts = shared(call.parts)
-    elif call.payload is None and type(call.value) is np.ndarray:  # the native part has made it
+    for array in call.handed_over:
+        hot.keep(array)
+    call.handed_over = ()
+    is_result = call.session is not None or call.holder is not None  # of a call: one of a group may be the caller's own
+    if is_result and call.payload is None and type(call.value) is np.ndarray:  # the native part has made it
         hot.keep(call.value)
 
 

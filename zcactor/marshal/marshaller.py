@@ -239,16 +239,18 @@ class Marshaller:
         """
         return self.unpack_result(payload, parts, flags, ours)[0]
 
-    def unpack_result(self, payload: Any, parts: Sequence[Part], flags: int, ours: bool = False) -> tuple[Any, bool]:
-        """Unpack as `unpack`. The second value is whether the payload itself has elements of arrays that were handed
-        over: writes to such an array change no part."""
+    def unpack_result(
+        self, payload: Any, parts: Sequence[Part], flags: int, ours: bool = False
+    ) -> tuple[Any, Sequence[Any]]:
+        """Unpack as `unpack`. With the value come the arrays in it that were handed over, and lie in the payload
+        itself: writes to such an array change no part."""
         idle = self._idle
         unpacking = idle.pop() if idle else Unpacking(self.store, self.copies, self.counters)
         unpacking.ours = ours
-        unpacking.handed_over = False
         try:
             return unpacking.value(payload, parts, flags), unpacking.handed_over
         finally:
             unpacking.mapped.clear()
             unpacking.foreign = None
+            unpacking.handed_over = ()
             idle.append(unpacking)

@@ -60,7 +60,7 @@ class Unpacking:
         """Bytes of the current message that were counted as mapped: a message that names them twice maps them once."""
         self.ours = False
         """Whether nobody else gets the value: arrays whose bytes lie in the payload can be written to."""
-        self.handed_over = False
+        self.handed_over: Sequence[Array] = ()
         """Whether an array whose bytes lie in the payload was handed over."""
         self.foreign: BaseException | None = None
         """The exception that the user's own unpickling has raised last."""
@@ -163,11 +163,12 @@ class Unpacking:
         if type(raw) is not bytes:
             raise ProtocolError(f"the elements of an array are of type {type(raw).__name__} instead of bytes")
         root: Array = np.frombuffer(raw or b"\0", np.uint8).copy()  # NumPy wants a buffer even for no elements
-        if writable is True:
-            self.handed_over = True
-        elif not self.ours:
+        if not (writable is True or self.ours):
             root.setflags(write=False)
-        return _array_over(root, dtype, shape, strides if raw else None, 0)
+        array = _array_over(root, dtype, shape, strides if raw else None, 0)
+        if writable is True:
+            self.handed_over = (*self.handed_over, array)
+        return array
 
     def writable_view(self, array: Array) -> Array:
         """Return `array` in a form for a library without read-only arrays. Nobody else sees writes to it.

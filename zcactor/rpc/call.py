@@ -35,8 +35,8 @@ class Call:
     """An error on the way (connection lost, deadline, cancelled); a method's own exception is a payload."""
     value: Any = None
     decoded = False
-    handed_over = False
-    """Whether elements of arrays that were handed over lie in the payload: the value's arrays may differ by now."""
+    handed_over: Sequence[Any] = ()
+    """Arrays of the value that were handed over and lie in the payload, from which they may differ by now."""
     passed = False
     """Whether the result has travelled on: that is the value of the reference from then on."""
     retrieved = False
