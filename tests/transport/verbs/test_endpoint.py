@@ -373,6 +373,26 @@ async def test_no_pair_of_cards_works(fabric: FakeFabric) -> None:
             assert all(engine.connections == 0 for engine in endpoint_of(side).engines)
 
 
+async def test_cards_of_pairs_that_do_not_work_are_used_in_others_at_once(fabric: FakeFabric) -> None:
+    for name, network in {"a0": "0", "a1": "1", "b0": "1", "b1": "0"}.items():
+        fabric.add_nic(name, RAILS[name], network=network)
+    with (
+        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
+        verbs_side(lambda: fabric.binding("b0", "b1")) as right,
+    ):
+        accepted: list[Connection] = []
+        for side in (left, right):
+            await side.endpoint.start(accepted.append)
+        made = [await left.endpoint.connect(right.endpoint.address) for _ in range(3)]
+        assert [(each.kind, each.rejected) for each in made] == [("verbs", {})] * 3
+        while len(accepted) < 3:
+            await turns(1)
+        for connection in (*accepted, *made):
+            connection.abort()
+        for side in (left, right):
+            await side.endpoint.aclose()
+
+
 async def test_a_path_that_breaks_is_replaced_by_other_cards(fabric: FakeFabric) -> None:
     for name, address in RAILS.items():
         fabric.add_nic(name, address)

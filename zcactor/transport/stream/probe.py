@@ -39,9 +39,9 @@ NOBODY: Final = bytes(16)
 _ANY: Final = 16
 _PAUSE: Final = 0.1
 """Seconds until processes are asked again that know of no head, or have hung up."""
-_ANEW: Final = 5.0
+_ANEW: Final = 2.0
 """Seconds within which a process that has hung up answers as another one: a head that was deposed while it was asked
-begins to listen anew. As long as a silent one is waited for."""
+begins to listen anew."""
 
 
 class Standby(ConnectionLost):
@@ -169,7 +169,7 @@ async def find_leader(addresses: str, token: bytes, tls: Tls | None = None, pati
     Args:
         addresses: ``"host:port"``, or several of them, with commas between them.
         token, tls: as in `identify`.
-        patience: seconds for which standbys are asked again that know of no head, and five of which processes are
+        patience: seconds for which standbys are asked again that know of no head, and two of which processes are
             asked again that have hung up.
 
     Raises:
@@ -204,7 +204,10 @@ async def find_leader(addresses: str, token: bytes, tls: Tls | None = None, pati
             break
         await asyncio.sleep(_PAUSE)
     if len(failures) == 1:
-        raise failures.popitem()[1]
+        failure = failures.popitem()[1]
+        if isinstance(failure, HungUp):
+            raise ConnectionLost(*failure.args) from failure.__cause__
+        raise failure
     raise ConnectionLost("; ".join(str(error.args[0]) for error in failures.values()), False)
 
 

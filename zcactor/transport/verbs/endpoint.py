@@ -171,7 +171,7 @@ class VerbsEndpoint(TcpEndpoint):
         from zcactor.transport.verbs.peer.connect import join
 
         return await join(
-            self._ports, numbers, sock, peer=self._peer(hello), leads=not accepting,
+            self._ports, numbers, sock, self._peer(hello), leads=not accepting,
             recv_depth=min(hello.recv_depth, self._recv_depth), lookup=self._lookup, authorize=self._authorized,
         )  # fmt: skip
 

@@ -128,7 +128,7 @@ def _choose_limit(device: Device, found: Viable, eager_limit: int, wanted: int |
 
 
 async def join(
-    own: OwnPorts, numbers: Sequence[int], sock: socket.socket, *, leads: bool, **further: Any
+    own: OwnPorts, numbers: Sequence[int], sock: socket.socket, peer: PeerInfo, *, leads: bool, **further: Any
 ) -> VerbsConnection | str:
     """Make a connection to the peer at the other end of `sock`, or return the reason against it. Both ends decide
     alike: they offer their ports, and try the same pairs of them in turn.
@@ -138,7 +138,7 @@ async def join(
     Args:
         own: the ports of this process.
         numbers: those that are offered.
-        sock, leads, further: as for `join_by`.
+        sock, peer, leads, further: as for `join_by`.
 
     Raises:
         ProtocolError: the peer sent an unexpected message.
@@ -154,19 +154,23 @@ async def join(
     pairs = pairs_of(ours.names, theirs.names, leads=leads)
     if not pairs:
         return unlike(ours.names[0], theirs.names[0])
-    reasons = []
+    reasons, tried = [], dict[Engine, None]()
     for mine, peers in pairs:
         engine = own.engine(numbers[mine])
         if isinstance(engine, str):
             await negotiation.decline(sock, engine)
             made: VerbsConnection | str = engine
         else:
-            made = await join_by(engine, sock, seconds=PROOF_SECONDS / len(pairs), leads=leads, **further)
+            tried[engine] = None
+            made = await join_by(engine, sock, peer, seconds=PROOF_SECONDS / len(pairs), leads=leads, **further)
         if not isinstance(made, str):
             return made
-        tried = f"{ours.names[mine].device} here to the peer's {theirs.names[peers].device}: "
-        reasons.append(made if len(pairs) == 1 else tried + made)
-    return "; ".join(reasons)
+        between = f"{ours.names[mine].device} here to the peer's {theirs.names[peers].device}: "
+        reasons.append(made if len(pairs) == 1 else between + made)
+    reason = "; ".join(reasons)
+    for engine in tried:
+        engine.avoid(peer.process, reason)
+    return reason
 
 
 async def join_by(

@@ -219,7 +219,7 @@ class VerbsConnection(BaseConnection):
         elif not self._lost:
             failed = f"a message failed: {describe_status(completion.status)} ({self.pairs.describe()})"
             self._proof.fail(failed)
-            if completion.status == CompletionStatus.RETRY_EXC:
+            if completion.status == CompletionStatus.RETRY_EXC and self.puller.up:  # `join` tries other ports first
                 self._engine.avoid(self.peer.process, failed)
             self._lose(self._ended(f"broke: {failed}"), broken=True)
 
