@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zcactor.collectives.lending import alias
 from zcactor.marshal.sharing import closable
 from zcactor.native import hot
 
@@ -98,3 +99,21 @@ def test_arrays_that_can_be_closed() -> None:
     read_only, owner.flags.writeable = owner[:3], False
     read_only.flags.writeable = False
     assert closable(read_only)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.ones(10), lambda: np.ones((2, 5)).reshape(-1), lambda: np.ones(20)[10:], lambda: np.ones((3, 4)).T,
+        lambda: np.ones(10)[::-2], lambda: np.array(1.0), lambda: np.ones((0, 3)), lambda: np.ones(4, ">f8"),
+    ],
+)  # fmt: skip
+def test_an_alias_keeps_the_header_and_opens_nothing(make: Callable[[], Any]) -> None:
+    array = make()
+    before, values = closable(array), array.copy()
+    other = alias(array)
+    assert closable(array) == before or not array.flags.c_contiguous
+    array.shape = (1, *array.shape)
+    assert other.shape == values.shape and other.dtype == values.dtype and (other == values).all()
+    del array
+    assert (other == values).all()

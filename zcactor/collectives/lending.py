@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from zcactor.marshal.arrays import root_of
 from zcactor.marshal.sharing import closable, is_open
 from zcactor.native import hot
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from zcactor.collectives.kinds import Array
     from zcactor.process.context import LocalProcess
 
-__all__ = ["SNAPSHOT", "lent_or_copied", "snapshot"]
+__all__ = ["SNAPSHOT", "alias", "lent_or_copied", "snapshot"]
 
 SNAPSHOT: Final = "snapshot for a group"
 """The counted reason for copies of inputs at the call."""
@@ -21,6 +22,18 @@ def snapshot(process: LocalProcess, array: Array) -> bytes:
     """The bytes of a small input, which all ranks read, its own one too. Any thread may call this."""
     process.copies.count(SNAPSHOT, array.nbytes)
     return array.tobytes()
+
+
+def alias(array: Array) -> Array:
+    """Another array over the same elements, whose dtype and shape nobody else can set.
+
+    A view would hold the owner that `array` is a view of, which then has other objects over it, and is not closed by
+    passing `array`: see `zcactor.marshal.sharing`.
+    """
+    if array.base is not None and array.flags.c_contiguous and root_of(array) is None:
+        made: Array = hot.array_over((array,), hot.address(array), array)
+        return made
+    return array.view()
 
 
 def lent_or_copied(process: LocalProcess, array: Array, out: Array | None = None) -> tuple[Array, Array | None]:
@@ -43,7 +56,7 @@ def lent_or_copied(process: LocalProcess, array: Array, out: Array | None = None
         OutOfMemory: the store has no room for the copy.
     """
     if closable(array) or not is_open(process.store, array):
-        return array.view(), array if array is not out and hot.lend(array) else None
+        return alias(array), array if array is not out and hot.lend(array) else None
     copied = process.store.empty(array.shape, array.dtype)
     process.copies.copy_into(copied, array, SNAPSHOT)
     return copied, None

@@ -17,7 +17,7 @@ from zcactor.api.future import ObjectRef
 from zcactor.collectives.exchanges import AllGather, Broadcast, as_passed
 from zcactor.collectives.folding import native_kind
 from zcactor.collectives.in_turn import InTurn
-from zcactor.collectives.lending import SNAPSHOT, snapshot
+from zcactor.collectives.lending import SNAPSHOT, alias, snapshot
 from zcactor.collectives.operations import Barrier, Collective, Publication
 from zcactor.collectives.reductions import Eager, signature_of
 from zcactor.collectives.starting import start
@@ -184,7 +184,7 @@ class PromptInTurn(Prompt, InTurn):
     is_piece = False
 
     def __init__(self, member: Member, call: Call, recipe: Recipe, array: Array, gives: bool) -> None:
-        super().__init__(member, call, recipe.signature, array.view())  # nobody else can set its shape
+        super().__init__(member, call, recipe.signature, alias(array))
         if gives:
             self.held = True
         else:
