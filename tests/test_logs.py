@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -77,6 +78,44 @@ def test_nobody_hears_of_it_without_standard_error(
         made.close()
     monkeypatch.setattr(sys, "stderr", made)
     logger.error("word")
+
+
+LOGGER = """
+import logging, sys
+
+class Logger(logging.Logger):
+    if sys.argv[1] == "old":
+        def _log(self, level, msg, args, exc_info=None, extra=None, stack_info=False):
+            super()._log(level, msg, args, exc_info, extra, stack_info)
+    if sys.argv[1] == "final":
+        def __init_subclass__(cls):
+            raise TypeError("no class of yours")
+
+logging.setLoggerClass(Logger)
+logging.basicConfig(format="%(message)s")
+from zcactor.logs import logger
+logger.warning("said %d", 1)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "old", "final"])
+def test_a_program_may_have_a_class_of_loggers(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LOGGER, kind], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "said 1\n"
+
+
+def test_standard_error_that_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Logs(io.StringIO):
+        def write(self, text: str) -> int:
+            logger.error(text)
+            return len(text)
+
+    undo = by_handler()
+    try:
+        monkeypatch.setattr(sys, "stderr", Logs())
+        logger.warning("word")
+    finally:
+        undo()
 
 
 def test_records_name_the_line_that_logs(caplog: pytest.LogCaptureFixture) -> None:

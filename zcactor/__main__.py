@@ -35,8 +35,9 @@ def _watched() -> _Output:
     """Have ``sys.stdout`` write to a file that remembers its failure, and return that file."""
     output, now = _Output(1, "w", closefd=False), sys.stdout
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(output), now.encoding, now.errors, line_buffering=getattr(now, "line_buffering", False)
-    )
+        io.BufferedWriter(output), now.encoding, now.errors, line_buffering=getattr(now, "line_buffering", False),
+        write_through=getattr(now, "write_through", False),
+    )  # fmt: skip
     return output
 
 
