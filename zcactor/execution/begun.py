@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import os
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -120,14 +121,22 @@ class Begun:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, label: str, *, shared: bool) -> None:
-        self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
-        self.generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
         self._loop = loop
         self._label = label
         self._shared = shared
 
+    @cached_property
+    def tasks(self) -> WeakSet[asyncio.Task[Any]]:
+        """The tasks that were noted. Most actors begin none."""
+        return WeakSet()
+
+    @cached_property
+    def generators(self) -> WeakSet[AsyncGenerator[Any, Any]]:
+        """The async generators that were noted."""
+        return WeakSet()
+
     def _running(self) -> list[asyncio.Task[Any]]:
-        found = set(self.tasks)
+        found = set(vars(self).get("tasks", ()))
         if self._loop is _watched and not self._shared:
             found |= asyncio.all_tasks(self._loop)
         return [task for task in found if not (task.done() or is_ours(task))]
@@ -160,7 +169,7 @@ class Begun:
             if task.cancelled():
                 with contextlib.suppress(asyncio.CancelledError):
                     task.exception()  # it gives up the error, by whose traceback a task and its actor keep each other
-        closing = [begin(self._close(each)) for each in list(self.generators) if _is_suspended(each)]
+        closing = [begin(self._close(each)) for each in list(vars(self).get("generators", ())) if _is_suspended(each)]
         if closing:
             _, late = await asyncio.wait(closing, timeout=max(until - self._loop.time(), 0.0))
             for task in late:
