@@ -15,7 +15,7 @@ from zcactor.device.interchange import tensor_of
 from zcactor.device.memory import GpuMemory
 from zcactor.testing.device_peer import mapped
 
-__all__ = ["Array", "Interfaced", "Packed", "Tensor", "jax_like", "library", "outside", "torch_like"]
+__all__ = ["Array", "Interfaced", "Packed", "Parameter", "Tensor", "jax_like", "library", "outside", "torch_like"]
 
 
 def library(name: str) -> Any:
@@ -125,6 +125,14 @@ class Tensor:
         return self
 
 
+class Parameter(Tensor):
+    """As much of a parameter of a module."""
+
+    def __init__(self, of: Tensor, requires_grad: bool = True) -> None:
+        super().__init__(of.address, of.shape, of.steps, of.dtype.removeprefix("torch."), of.size, of.kept)
+        self.requires_grad = requires_grad
+
+
 def _from_dlpack(capsule: Any) -> Tensor:
     tensor = tensor_of(capsule)
     kind = {0: "int", 1: "uint", 2: "float"}[tensor.code]
@@ -137,6 +145,7 @@ def torch_like(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("torch")
     module.Tensor, module.strided, module.from_dlpack = Tensor, STRIDED, _from_dlpack
     module.bfloat16 = "torch.bfloat16"
+    module.nn = SimpleNamespace(Parameter=Parameter)
     monkeypatch.setitem(sys.modules, "torch", module)
 
 

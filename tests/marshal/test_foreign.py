@@ -13,7 +13,7 @@ import pytest
 
 import zcactor as zc
 from tests.actors_gpu import Box, Gpus
-from tests.device.foreigners import Array, Interfaced, Packed, Tensor, jax_like, library, outside, torch_like
+from tests.device.foreigners import Array, Interfaced, Packed, Parameter, Tensor, jax_like, library, outside, torch_like
 from tests.device.helpers import array_on, held, opened, seen
 from tests.marshal.wire import Wire
 from zcactor.device.array import DeviceArray
@@ -36,6 +36,10 @@ class Pair:
 
     one: Any
     other: Any
+
+
+class Sub(Parameter):
+    """A class of a program."""
 
 
 @pytest.fixture
@@ -117,6 +121,13 @@ def test_tensors(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
         got = wire.send([narrow])[0]
         assert (got.address, got.dtype, got.requires_grad) == (array.address, "torch.bfloat16", True)
         assert [part.kind for part in wire.parts] == [RegionKind.DEVICE]
+        for grad in (True, False):
+            weights = on(wire, devices)
+            parameter = Parameter(Tensor(weights.address, (6,), (1,), "bfloat16", 2, weights), requires_grad=grad)
+            got = wire.send([parameter])[0]
+            assert type(got) is Parameter and got.requires_grad is grad
+            assert (got.address, got.dtype) == (weights.address, "torch.bfloat16")
+            assert type(wire.send(Sub(parameter))) is Sub, "what else is a tensor goes as its library pickles it"
         monkeypatch.setattr("zcactor.device.interchange.imported", missing)
         got = wire.send(narrow)
         assert type(got) is DeviceArray and got.dtype == np.dtype(library("ml_dtypes").bfloat16)

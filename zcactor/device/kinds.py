@@ -12,7 +12,7 @@ import numpy as np
 
 from zcactor.apart import module_name
 
-__all__ = ["KDL_CUDA", "Kind", "kind_of"]
+__all__ = ["KDL_CUDA", "Kind", "is_parameter", "kind_of"]
 
 Kind = Literal["cupy", "torch", "interface", "dlpack"]
 KDL_CUDA: Final = 2
@@ -33,11 +33,18 @@ def kind_of(value: object) -> Kind | None:
         return "cupy" if cls is cupy.ndarray else None
     if torch is not None and issubclass(cls, torch.Tensor):
         tensor: Any = value
-        strided = cls is torch.Tensor and tensor.is_cuda and tensor.layout is torch.strided
+        plain = cls is torch.Tensor or is_parameter(tensor)
+        strided = plain and tensor.is_cuda and tensor.layout is torch.strided
         return "torch" if strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg()) else None
     if hasattr(cls, "__dlpack_device__") and hasattr(cls, "__dlpack__"):
         return "dlpack" if _is_on_gpu(value) else None
     return "interface" if hasattr(cls, "__cuda_array_interface__") else None
+
+
+def is_parameter(tensor: Any) -> bool:
+    """Whether a tensor is a parameter of PyTorch's modules, which is a tensor with a class of its own."""
+    torch: Any = sys.modules["torch"]
+    return type(tensor) is getattr(getattr(torch, "nn", None), "Parameter", None)
 
 
 def _is_on_gpu(value: Any) -> bool:

@@ -10,6 +10,7 @@ from weakref import ref
 import numpy as np
 
 from zcactor.device.interchange import dl_types, is_read_only, library_stream, tensor_of
+from zcactor.device.kinds import is_parameter
 from zcactor.device.streams import current_stream
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _torch(tensor: Any, gpus: Sequence[GpuMemory]) -> Foreign | None:
             return None
     if tensor.requires_grad:
         library = f"{library}:grad"
+    if is_parameter(tensor):
+        library = f"{library}:parameter"
     stream, kept = library_stream(_gpu(gpus, tensor.device.index), "torch")
     strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
     return Foreign(

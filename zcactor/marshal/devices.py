@@ -341,19 +341,21 @@ def _of_library(array: DeviceArray | np.ndarray[Any, Any], described: str) -> An
         ProtocolError: the library is unknown.
     """
     library, *more = described.split(":")
-    known = all(each == "grad" or each.startswith(TORCH_ONLY) for each in more)
+    known = all(each in {"grad", "parameter"} or each.startswith(TORCH_ONLY) for each in more)
     if not known or library not in {"", "cupy", "jax", "torch"}:
         raise ProtocolError(f"an array on a GPU is to be of the library {described[:40]!r}, which is unknown")
-    name = next((each for each in more if each != "grad"), "")
+    name = next((each for each in more if each.startswith(TORCH_ONLY)), "")
     if library and isinstance(array, DeviceArray):
         with contextlib.suppress(ImportError):
             if library == "cupy":
                 return array.as_cupy()
             if library == "jax":
                 return to_jax(array)
-            tensor = array.as_torch()
-            dtype = getattr(importlib.import_module("torch"), name, None) if name else None
+            tensor, torch = array.as_torch(), importlib.import_module("torch")
+            dtype = getattr(torch, name, None) if name else None
             tensor = tensor if dtype is None else tensor.view(dtype)  # an older PyTorch has the bytes alone
+            if "parameter" in more:
+                return torch.nn.Parameter(tensor, requires_grad="grad" in more)
             return tensor.requires_grad_(True) if "grad" in more else tensor
     if name:
         with contextlib.suppress(ProtocolError):  # without ml_dtypes the elements are the bytes
