@@ -101,6 +101,7 @@ def test_arrays_that_can_be_closed() -> None:
     assert closable(read_only)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # since NumPy 2.5
 @pytest.mark.parametrize(
     "make",
     [
