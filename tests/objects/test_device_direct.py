@@ -253,7 +253,7 @@ async def test_what_fails_leaves_it_to_host_memory(failure: str) -> None:
             await _call(actor, "keep", x)
             assert np.array_equal(values_of(pair.keeper.kept), values)
         assert [*direct(owner).rejected] == [caller.process]
-        assert reason in direct(owner).rejected[caller.process]
+        assert reason in direct(owner).rejected[caller.process].reason
         for process in (caller, owner):
             assert process.copies.snapshot()[HOST] == CopyCount(2, 2 * NBYTES)
         assert stats_of(owner).bytes_device_pulled == 0
@@ -275,7 +275,7 @@ async def test_a_refusal_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyP
         _refuse(pair, after)
         x, _ = on_gpu(caller)
         await _call(actor, "keep", x)
-        assert pair.fabric.failed and "no more" in direct(owner).rejected[caller.process]
+        assert pair.fabric.failed and "no more" in direct(owner).rejected[caller.process].reason
         assert stats_of(owner).bytes_device_pulled == 0
         y, values = on_gpu(caller, seed=1)
         await _call(actor, "keep", y)
@@ -299,7 +299,8 @@ async def test_a_registration_that_fails_later() -> None:
             await _call(actor, "keep", y)
             assert pair.fabric.failed
             assert np.array_equal(values_of(pair.keeper.kept), values)
-            assert direct(owner).rejected[caller.process].startswith("at the owner: ") is not bool(after)
+            reason = direct(owner).rejected[caller.process].reason
+            assert reason.startswith("at the owner: ") is not bool(after)
         assert owner.copies.snapshot()[HOST] == CopyCount(2, 2 * large)
         del x, y
         await pair.nothing_left()
@@ -330,8 +331,10 @@ async def test_a_card_that_delivers_other_bytes(monkeypatch: pytest.MonkeyPatch,
 
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
         x = await _passed_by(read, monkeypatch, pair, caller, actor)
-        assert "other bytes" in direct(owner).rejected[caller.process]
-        assert direct(owner).rejected[caller.process].startswith("at the owner: " if end == "owner" else "fake1 ")
+        assert "other bytes" in direct(owner).rejected[caller.process].reason
+        assert (
+            direct(owner).rejected[caller.process].reason.startswith("at the owner: " if end == "owner" else "fake1 ")
+        )
         assert len(seen) == way + 1, "it is found out once"
         del x
         await pair.nothing_left()
@@ -347,7 +350,7 @@ async def test_a_proof_whose_read_fails(monkeypatch: pytest.MonkeyPatch) -> None
         x = await _passed_by(read, monkeypatch, pair, caller, actor)
         assert (
             "fake1 does not read memory of the GPU: a READ of 65536 bytes from itself failed"
-            in direct(owner).rejected[caller.process]
+            in direct(owner).rejected[caller.process].reason
         )
         del x
         await pair.nothing_left()
@@ -599,7 +602,7 @@ async def test_a_key_that_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
         await _call(actor, "keep", y)
         assert np.array_equal(values_of(pair.keeper.kept), values)
         assert owner.copies.snapshot()[HOST] == CopyCount(1, NBYTES)
-        assert "reading" in direct(owner).rejected[caller.process]
+        assert "reading" in direct(owner).rejected[caller.process].reason
 
 
 async def test_a_seal_that_is_not_the_objects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,7 +624,7 @@ async def test_a_seal_that_is_not_the_objects(monkeypatch: pytest.MonkeyPatch) -
         await _call(actor, "keep", y)
         assert np.array_equal(values_of(pair.keeper.kept), values)
         assert owner.copies.snapshot()[HOST] == CopyCount(1, NBYTES)
-        assert "it has been freed" in direct(owner).rejected[caller.process]
+        assert "it has been freed" in direct(owner).rejected[caller.process].reason
 
 
 async def test_an_object_that_nobody_has_leased() -> None:
@@ -658,7 +661,7 @@ async def test_a_gpu_without_a_stream() -> None:
         x, values = on_gpu(caller)
         await _call(actor, "keep", x)
         assert np.array_equal(values_of(pair.keeper.kept), values)
-        assert "at the owner: stream on GPU 0 failed" in direct(owner).rejected[caller.process]
+        assert "at the owner: stream on GPU 0 failed" in direct(owner).rejected[caller.process].reason
 
 
 async def test_a_gpu_without_room() -> None:

@@ -12,8 +12,7 @@ memory, with the reason, and so are further arrays of that peer for some time.
 from __future__ import annotations
 
 import asyncio
-from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor.apart import bare
 from zcactor.errors import ConnectionLost, DeviceError, ObjectLost, OutOfMemory, ProtocolError
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from zcactor.peers.requests import Requests
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
+    from zcactor.transport.base import Connection
 
 __all__ = ["DirectReads"]
 
@@ -38,6 +38,16 @@ _END: Final = 1 << 64
 FIRST_PAUSE: Final = 1.0
 LAST_PAUSE: Final = 60.0
 """First and longest time in seconds for which a way that was refused is not tried again."""
+
+
+class _Rejection(NamedTuple):
+    """The refusal of this way for arrays of one peer."""
+
+    reason: str
+    until: float
+    """The loop's time at which the way is tried again."""
+    pause: float
+    """Seconds from the refusal until then."""
 
 
 class DirectReads:
@@ -55,22 +65,19 @@ class DirectReads:
         self._requests = requests
         self._pieces = pieces
         self._store = store
-        self.rejected: dict[bytes, str] = {}
-        """The reason why arrays of a peer do not come this way for now, by the peer."""
-        self._pauses: dict[bytes, tuple[float, float]] = {}  # by peer: end and length of the time without attempts
+        self.rejected: dict[bytes, _Rejection] = {}
+        """The last refusal for each peer whose arrays do not come this way for now."""
 
     def forget(self, peer: bytes) -> None:
-        """Forget the reason against a peer that has ended."""
+        """Forget the refusal for a peer that has ended."""
         self.rejected.pop(peer, None)
-        self._pauses.pop(peer, None)
 
     def _reject(self, peer: bytes, reason: str) -> None:
         """Take other ways for a second. Each time that this was too short, the time doubles, up to a minute: a refusal
         of a driver may last for a moment, and an attempt is cheap beside an array."""
-        _, pause = self._pauses.get(peer, (0.0, 0.0))
-        pause = min(2 * pause, LAST_PAUSE) if pause else FIRST_PAUSE
-        self.rejected[peer] = reason
-        self._pauses[peer] = asyncio.get_running_loop().time() + pause, pause
+        last = self.rejected.get(peer)
+        pause = FIRST_PAUSE if last is None else min(2 * last.pause, LAST_PAUSE)
+        self.rejected[peer] = _Rejection(reason, asyncio.get_running_loop().time() + pause, pause)
 
     # ---- the owner
 
@@ -109,12 +116,16 @@ class DirectReads:
     def reason(self, session: Session) -> str:
         """The reason why arrays do not go by network card between the peer of a session and this process, as far as it
         is known; empty where none is."""
-        connection = session.connection
+        rejection = self.rejected.get(session.peer_process)
+        return self._against_connection(session.connection) or ("" if rejection is None else rejection.reason)
+
+    @staticmethod
+    def _against_connection(connection: Connection) -> str:
         if connection.gpu_reading is None:
             return f"frames and arrays go by {connection.kind}, and network cards take part in RDMA only"
         if connection.integrity == "arrays":
             return "arrays are authenticated on their way, which takes them through host memory"
-        return self.rejected.get(session.peer_process, "")
+        return ""
 
     async def against(self, reading: Any, gpu: GpuMemory) -> str:
         """The reason why the card does not reach a GPU; empty where it was proven. It is found out once in a process,
@@ -159,8 +170,10 @@ class DirectReads:
             ProtocolError: the owner names other memory than that of the array. Nothing was read.
             RemoteError: the owner has no such array, or it is never computed.
         """
-        end, _ = self._pauses.get(lease.owner, (inf, 0.0))
-        if self.reason(session) and asyncio.get_running_loop().time() < end:
+        last = self.rejected.get(lease.owner)
+        if self._against_connection(session.connection) or (
+            last is not None and asyncio.get_running_loop().time() < last.until
+        ):
             return None
         try:
             reason = await self.against(session.connection.gpu_reading, gpu)
