@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from zcactor.transport.cost import HIGHEST, LOWEST, STEP, CostModel, calibrated
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
 from zcactor.transport.verbs.device.versions import SEAL_NBYTES
-from zcactor.transport.verbs.driver.base import Marking, Read, Receive, Send
+from zcactor.transport.verbs.driver.base import UNMARKED, Read, Receive, Send
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         CompletionQueue,
         Device,
         Gid,
+        Marking,
         PortAttributes,
         QueuePair,
         SharedReceiveQueue,
@@ -68,7 +69,6 @@ _AREA: Final = READS[-1]
 """Bytes of the source and of the target. Copies and messages use one piece after the other, so the caches have as
 little of them as of data that was written some time ago."""
 _SEND, _RECEIVE, _READ = 1, 2, 3
-_UNMARKED: Final = Marking()
 
 
 def calibrate(
@@ -78,7 +78,7 @@ def calibrate(
     *,
     clock: Callable[[], float] = time.perf_counter,
     high: int = HIGHEST,
-    marking: Marking = _UNMARKED,
+    marking: Marking = UNMARKED,
 ) -> CostModel:
     """Measure through a queue pair of `device` that is connected to itself. Blocks for some milliseconds.
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.logs import logger
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
-from zcactor.transport.verbs.driver.base import Marking
+from zcactor.transport.verbs.driver.base import UNMARKED
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zcactor.transport.verbs.driver.base import Device, Gid, MemoryRegion, PortAttributes, Read
+    from zcactor.transport.verbs.driver.base import Device, Gid, Marking, MemoryRegion, PortAttributes, Read
 
 __all__ = ["RegisteredGpuMemory"]
 
@@ -30,7 +30,6 @@ _PATIENCE: Final = 5.0
 _FIRST_PAUSE: Final = 0.0001
 _LAST_PAUSE: Final = 0.005
 """Seconds between looks at such a READ."""
-_UNMARKED: Final = Marking()
 
 
 class RegisteredGpuMemory:
@@ -43,7 +42,7 @@ class RegisteredGpuMemory:
         marking: the marks of packets.
     """
 
-    def __init__(self, device: Device, port: PortAttributes, gid: Gid | None, marking: Marking = _UNMARKED) -> None:
+    def __init__(self, device: Device, port: PortAttributes, gid: Gid | None, marking: Marking = UNMARKED) -> None:
         self.device: Final = device
         self.path = port, gid, marking
         """The port, the address and the marks to use."""

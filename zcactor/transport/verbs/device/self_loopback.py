@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zcactor.transport.verbs.driver.base import Marking, PathAttributes, QpAddress
+from zcactor.transport.verbs.driver.base import UNMARKED, PathAttributes, QpAddress
 from zcactor.transport.verbs.driver.checks import new_psn
 
 if TYPE_CHECKING:
-    from zcactor.transport.verbs.driver.base import Device, Gid, PortAttributes, QueuePair
+    from zcactor.transport.verbs.driver.base import Device, Gid, Marking, PortAttributes, QueuePair
 
 __all__ = ["connect_to_itself"]
 
 _MAX_RD_ATOMIC: Final = 16
 """READs under way at the same time, as for connections to peers, unless the device allows fewer."""
-_UNMARKED: Final = Marking()
 
 
 def connect_to_itself(
-    qp: QueuePair, device: Device, port: PortAttributes, gid: Gid | None, marking: Marking = _UNMARKED
+    qp: QueuePair, device: Device, port: PortAttributes, gid: Gid | None, marking: Marking = UNMARKED
 ) -> None:
     """Connect `qp`, which is in RESET, to itself.
 

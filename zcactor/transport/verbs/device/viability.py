@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
 from zcactor.transport.verbs.driver.base import (
+    UNMARKED,
     Completion,
     DeviceAttributes,
     Gid,
@@ -29,7 +30,14 @@ from zcactor.transport.verbs.driver.base import (
     VerbsError,
 )
 from zcactor.transport.verbs.driver.bindings import Absent
-from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, PortState, describe_status
+from zcactor.transport.verbs.driver.codes import (
+    DEFAULT_PARTITION,
+    FULL_MEMBER,
+    CompletionStatus,
+    LinkLayer,
+    PortState,
+    describe_status,
+)
 from zcactor.transport.verbs.driver.sysfs import nearness
 
 if TYPE_CHECKING:
@@ -46,11 +54,6 @@ PROOF_NBYTES: Final = 4096
 PROOF_SECONDS: Final = 5.0
 """Seconds of the proof. A READ takes microseconds, and 50 ms in an emulated machine. It does not wait for the device's
 own retries (`PathAttributes`, 7.5 s), as no packet to itself is lost."""
-DEFAULT_PARTITION: Final = 0xFFFF
-"""The key of full members of the default partition, which each RoCE port has at place 0."""
-_FULL_MEMBER: Final = 0x8000
-"""Bit of the key of a partition (InfiniBand Architecture, volume 1, 10.9.1.1)."""
-_UNMARKED: Final = Marking()
 _CAP_IPC_LOCK: Final = 14
 """Bit of CapEff in /proc/self/status; capabilities(7). With it the kernel ignores the limit of pinned memory, unless it
 is that of a user namespace, as in a rootless container."""
@@ -77,7 +80,7 @@ class Viable:
     local_address: str = ""
     gid_index: int | None = None
     """The argument of `viability` that chose the address."""
-    marking: Marking = _UNMARKED
+    marking: Marking = UNMARKED
     """The marks of packets."""
     partition: int = DEFAULT_PARTITION
     """The key of the partition that these marks name."""
@@ -167,7 +170,7 @@ def prove(
     port: PortAttributes,
     gid: Gid | None,
     *,
-    marking: Marking = _UNMARKED,
+    marking: Marking = UNMARKED,
     seconds: float = PROOF_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> str | None:
@@ -249,7 +252,7 @@ def _port_candidate(
     partition = device.partition_key(number, marking.pkey_index)
     if not partition and not marking.pkey_index and port.link_layer == LinkLayer.ETHERNET:
         partition = DEFAULT_PARTITION  # some kernels list none for RoCE
-    if not partition & _FULL_MEMBER:
+    if not partition & FULL_MEMBER:
         what = f"only limited membership of partition {partition:#06x}" if partition else "no partition key"
         return NotViable(
             f"{where} has {what} at index {marking.pkey_index}",
@@ -347,7 +350,7 @@ def viable_ports(
     port: int | None = None,
     gid_index: int | None = None,
     local_address: str = "",
-    marking: Marking = _UNMARKED,
+    marking: Marking = UNMARKED,
     memlock: Callable[[], int | None] = memlock_limit,
     proof_seconds: float = PROOF_SECONDS,
     clock: Callable[[], float] = time.monotonic,

@@ -27,6 +27,7 @@ __all__ = [
     "MAX_U24",
     "MAX_U32",
     "MAX_U64",
+    "UNMARKED",
     "Binding",
     "Completion",
     "CompletionQueue",
@@ -199,6 +200,10 @@ class Marking:
     """The place of the partition's key in the port's table."""
 
 
+UNMARKED: Final = Marking()
+"""The marks of packets without settings."""
+
+
 @dataclass(frozen=True, slots=True)
 class PathAttributes:
     """This end of a connection; ibv_modify_qp(3)."""
@@ -228,7 +233,7 @@ class PathAttributes:
     min_rnr_timer: int = 12
     """Code of the time after which a sender repeats a message that met no receive: 12 is 0.64 ms."""
     hop_limit: int = 64
-    marking: Marking = Marking()
+    marking: Marking = UNMARKED
 
 
 @runtime_checkable

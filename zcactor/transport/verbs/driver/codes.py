@@ -10,6 +10,9 @@ from enum import IntEnum
 from typing import Final
 
 __all__ = [
+    "DEFAULT_PARTITION",
+    "FULL_MEMBER",
+    "PARTITION",
     "CompletionStatus",
     "EventType",
     "LinkLayer",
@@ -19,6 +22,14 @@ __all__ = [
     "describe_event",
     "describe_status",
 ]
+
+FULL_MEMBER: Final = 0x8000
+"""Bit of the key of a partition: a port without it, a limited member, reaches full members only (InfiniBand
+Architecture, volume 1, 10.9.1.1)."""
+PARTITION: Final = 0x7FFF
+"""The other bits of the key: the partition's number."""
+DEFAULT_PARTITION: Final = FULL_MEMBER | PARTITION
+"""The key of full members of the default partition, which each RoCE port has at place 0."""
 
 
 class CompletionStatus(IntEnum):

@@ -32,10 +32,17 @@ from zcactor.transport.verbs.driver.base import (
     Send,
 )
 from zcactor.transport.verbs.driver.checks import dma_buf_error, registration_error
-from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, Opcode, PortState, QpState
+from zcactor.transport.verbs.driver.codes import (
+    FULL_MEMBER,
+    PARTITION,
+    CompletionStatus,
+    LinkLayer,
+    Opcode,
+    PortState,
+    QpState,
+)
 from zcactor.transport.verbs.driver.fake_nic import (
     ATTRIBUTES,
-    FULL_MEMBER,
     INLINE_LIMITS,
     OVERTAKING,
     DmaBuf,
@@ -342,7 +349,7 @@ def _of_one_partition(qp: FakeQueuePair, peer: FakeQueuePair) -> bool:
         for one in (qp, peer)
         if one.path is not None
     )
-    return (ours ^ theirs) & (FULL_MEMBER - 1) == 0 and (ours | theirs) & FULL_MEMBER != 0
+    return (ours ^ theirs) & PARTITION == 0 and (ours | theirs) & FULL_MEMBER != 0
 
 
 class FakeBinding:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from zcactor.transport.verbs.driver.base import DeviceAttributes, Gid, PortAttributes
-from zcactor.transport.verbs.driver.codes import PortState
+from zcactor.transport.verbs.driver.codes import DEFAULT_PARTITION, PortState
 
-__all__ = ["ATTRIBUTES", "FULL_MEMBER", "INLINE_LIMITS", "OVERTAKING", "DmaBuf", "EventFd", "FakeNic"]
+__all__ = ["ATTRIBUTES", "INLINE_LIMITS", "OVERTAKING", "DmaBuf", "EventFd", "FakeNic"]
 
 ATTRIBUTES: Final = DeviceAttributes(
     ports=1, max_qp_rd_atom=128, max_qp_init_rd_atom=128, max_qp_wr=16384, max_srq_wr=32768, max_cqe=32767
@@ -22,8 +22,6 @@ ATTRIBUTES: Final = DeviceAttributes(
 INLINE_LIMITS: Final = (0, 48, 64, 101, 216, 512)
 """Bytes of inline data that the drivers of real adapters take at most: irdma and bnxt_re fewer than 256, rdma_rxe 512.
 Each of them answers EINVAL to a queue pair that asks for more."""
-FULL_MEMBER: Final = 0x8000
-"""Bit of the key of a partition (InfiniBand Architecture, volume 1, 10.9.1.1)."""
 OVERTAKING: Final = 4096
 """Bytes of a READ that may overtake others: those of a page come back from memory at once."""
 
@@ -74,9 +72,8 @@ class FakeNic:
     """Whether it registers memory of GPUs."""
     max_inline: int = INLINE_LIMITS[-1]
     """The most bytes of inline data that a queue pair may ask for. One that asks for more is refused."""
-    partitions: tuple[int, ...] = (FULL_MEMBER | 0x7FFF,)
-    """The keys of its port's table, each with 15 bits of the partition's number. A limited member, whose key lacks
-    `FULL_MEMBER`, reaches full members only."""
+    partitions: tuple[int, ...] = (DEFAULT_PARTITION,)
+    """The keys of its port's table."""
     reorders_reads: bool = True
     """Whether it serves a short READ, of at most `OVERTAKING` bytes, before the earlier ones of a peer that are under
     way, as real adapters may."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from zcactor.errors import ProtocolError
+from zcactor.transport.verbs.driver.codes import PARTITION
 from zcactor.transport.verbs.peer.tagging import REACH_NBYTES, tags_nbytes
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ __all__ = [
     "MAX_MESSAGE",
     "MAX_PORTS",
     "MAX_REASON",
-    "PARTITION",
     "Agreement",
     "Ask",
     "Bring",
@@ -58,8 +58,6 @@ _U24 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 _U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec limits constants to 63 bits; `_check` checks the rest
 _Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
-PARTITION: Final = 0x7FFF
-"""The number of the partition in its key; the other bit is about the membership."""
 MAX_PORTS: Final = 32
 """The most ports in one message: four times the cards of a large host."""
 MAX_REASON: Final = 1000
