@@ -33,9 +33,8 @@ from zcactor.folders import folder_problem
 from zcactor.machine import cpu_quota, missing_calls, usable_cpus
 from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
 from zcactor.transport.stream.tls import ends_soon
-from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viable_ports
+from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viable_ports, wishes
 from zcactor.transport.verbs.driver import bindings as drivers
-from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
 from zcactor.transport.verbs.driver.codes import LinkLayer, PortState
 from zcactor.workers.run_directory import base_directory
@@ -344,16 +343,7 @@ def card_notes(kernel: str, environ: Mapping[str, str], root: Path = Path("/")) 
 
 
 def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock: Callable[[], int | None]) -> Rdma:
-    answer = viable_ports(
-        binding,
-        arena_nbytes=arena_nbytes,
-        device=config.verbs_device,
-        port=config.verbs_port,
-        gid_index=config.verbs_gid_index,
-        local_address=config.host,
-        marking=Marking(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
-        memlock=memlock,
-    )
+    answer = viable_ports(binding, arena_nbytes=arena_nbytes, memlock=memlock, **wishes(config))
     if isinstance(answer, NotViable):
         verdict = Verdict(False, "", 0, None, "", answer.reason, answer.fix)
     else:

@@ -17,9 +17,8 @@ from zcactor.assembly.devices import offered_gpus
 from zcactor.errors import DeviceUnavailable, ZcactorError
 from zcactor.process.loops import run
 from zcactor.process.nvidia import may_have_gpus
-from zcactor.transport.verbs.device.viability import NotViable, viability
+from zcactor.transport.verbs.device.viability import NotViable, viability, wishes
 from zcactor.transport.verbs.driver import bindings as drivers
-from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.bindings import Absent
 
 if TYPE_CHECKING:
@@ -141,11 +140,7 @@ def _card(config: Config, binding: Binding | Absent | None) -> Iterator[Register
     """The network card that RDMA would use here, open, or the reason why there is none."""
     if binding is None:
         binding = drivers.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
-    found = viability(
-        binding, arena_nbytes=_PROOF_NBYTES, device=config.verbs_device, port=config.verbs_port,
-        gid_index=config.verbs_gid_index, local_address=config.host,
-        marking=Marking(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
-    )  # fmt: skip
+    found = viability(binding, arena_nbytes=_PROOF_NBYTES, **wishes(config))
     if isinstance(found, NotViable) or isinstance(binding, Absent):
         yield f"RDMA does not work here: {found.reason if isinstance(found, NotViable) else binding}"
         return

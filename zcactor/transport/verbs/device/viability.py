@@ -43,10 +43,12 @@ from zcactor.transport.verbs.driver.sysfs import nearness
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from zcactor.config import Config
     from zcactor.transport.verbs.driver.base import Binding, CompletionQueue, Device
 
 __all__ = [
     "NotViable", "Viable", "choose_gid", "look_again", "memlock_limit", "prove", "viability", "viable_ports",
+    "wishes",
 ]  # fmt: skip
 
 PROOF_NBYTES: Final = 4096
@@ -326,6 +328,17 @@ def _candidates(
                 )
             )
     return sorted(found, key=lambda candidate: (-candidate.near, not candidate.exact)), problems
+
+
+def wishes(config: Config) -> dict[str, Any]:
+    """The arguments of `viable_ports` that the settings decide about."""
+    return {
+        "device": config.verbs_device,
+        "port": config.verbs_port,
+        "gid_index": config.verbs_gid_index,
+        "local_address": config.host,
+        "marking": Marking(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
+    }
 
 
 def viability(binding: Binding | Absent, *, arena_nbytes: int, **options: Any) -> Viable | NotViable:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from zcactor.errors import ProtocolError
 from zcactor.logs import logger
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.driver.base import Binding, Device
 
 __all__ = ["PROOF_SECONDS", "join", "open_ports"]
+
+_OfferT = TypeVar("_OfferT", Ports, Offer)
 
 PROOF_SECONDS: Final = 1.5
 """Seconds in which an end tries to prove a path, or all pairs of ports in turn. It does not wait for the device's own
@@ -145,12 +147,9 @@ async def join(
         ConnectionLost: the peer has ended.
     """
     ours = own.names(numbers)
-    await negotiation.tell(sock, ours)
-    theirs = await negotiation.told(sock)
-    if isinstance(theirs, PathVerdict):
-        return f"the peer cannot use RDMA: {theirs.reason}"
-    if not isinstance(theirs, Ports):
-        raise ProtocolError(f"the peer answered an offer of RDMA with {type(theirs).__name__.lower()!r}")
+    theirs = await _exchanged(sock, ours)
+    if isinstance(theirs, str):
+        return theirs
     pairs = pairs_of(ours.names, theirs.names, leads=leads)
     if not pairs:
         return unlike(ours.names[0], theirs.names[0])
@@ -200,12 +199,9 @@ async def join_by(
         return reason
     with contextlib.ExitStack() as undo:
         undo.callback(pairs.close)
-        await negotiation.tell(sock, pairs.ours)
-        theirs = await negotiation.told(sock)
-        if isinstance(theirs, PathVerdict):
-            return f"the peer cannot use RDMA: {theirs.reason}"
-        if not isinstance(theirs, Offer):
-            raise ProtocolError(f"the peer answered an offer of RDMA with {type(theirs).__name__.lower()!r}")
+        theirs = await _exchanged(sock, pairs.ours)
+        if isinstance(theirs, str):
+            return theirs
         reason = _connect(pairs, theirs)
         if reason:
             await negotiation.both(sock, reason)
@@ -230,6 +226,22 @@ async def join_by(
     connection.adopt(sock)
     pairs.engine.extents.ahead(0, 1)
     return connection
+
+
+async def _exchanged(sock: socket.socket, ours: _OfferT) -> _OfferT | str:
+    """Tell the peer an offer of this end. Returns the peer's, which is of the same kind, or the reason against one.
+
+    Raises:
+        ProtocolError: the peer sent another message.
+        ConnectionLost: the peer has ended.
+    """
+    await negotiation.tell(sock, ours)
+    theirs = await negotiation.told(sock)
+    if isinstance(theirs, PathVerdict):
+        return f"the peer cannot use RDMA: {theirs.reason}"
+    if not isinstance(theirs, type(ours)):
+        raise ProtocolError(f"the peer answered an offer of RDMA with {type(theirs).__name__.lower()!r}")
+    return theirs
 
 
 def _connect(pairs: QueuePairs, theirs: Offer) -> str:
