@@ -216,11 +216,6 @@ def _outcome(call: Call) -> Generator[Any, None, Any]:
                 _await_left(call, 0)
             del call, frame, future  # see `value_of`; the error lives as long as the cancelled task
             raise
-    if call.decoded and call.error is None:
-        call.retrieved = True
-        if call.passed or call.export_id:
-            _close(call)
-        return call.value
     try:
         return value_of(call)
     finally:
@@ -292,18 +287,17 @@ def value_of(call: Call) -> Any:
     if not call.decoded and call.error is None:
         if call.status > Status.ERROR:
             raise _status_error(call)
-        was_passed = call.passed or call.export_id  # as a value, or as a promise
-        if was_passed:
-            _close(call)
+        if _was_passed(call):
+            call.parts = shared(call.parts)
         value, call.handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
-        if was_passed:
-            _close(call)
         if call.status == Status.ERROR:
             call.error = value
         else:
             call.value = value
             call.decoded = True
         del value
+    if _was_passed(call):  # by now: this may be another thread than the loop's
+        _close(call)
     error = call.error
     if error is not None:
         error = bare(error, None)
@@ -311,8 +305,6 @@ def value_of(call: Call) -> Any:
             raise error
         finally:
             del call, error
-    if call.passed or call.export_id:
-        _close(call)
     return call.value
 
 
@@ -340,20 +332,21 @@ def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
     then on. A caller that has awaited such an array may have written to it: the array travels on as it is now, of any
     size, and from then on always so."""
     call.passed = True
-    if call.decoded and (_is_moved(call) or call.handed_over):
+    moved = any(part.kind == RegionKind.MOVED for part in call.parts)
+    if call.decoded and (moved or call.handed_over):
         call.payload, call.parts, call.flags = current().marshaller.pack(call.value)
     _close(call)
     return _packed(call)
 
 
-def _is_moved(call: Call) -> bool:
-    return any(part.kind == RegionKind.MOVED for part in call.parts)
+def _was_passed(call: Call) -> bool:
+    """Whether the reference has travelled on, as a value or as a promise."""
+    return call.passed or call.export_id != 0
 
 
 def _close(call: Call) -> None:
     """Let nobody write to an array of a result that was handed over, as the reference is passed on."""
-    if _is_moved(call):
-        call.parts = shared(call.parts)
+    call.parts = shared(call.parts)
     for array in call.handed_over:
         hot.keep(array)
     call.handed_over = ()
