@@ -133,9 +133,7 @@ class ActorEnds(Questions):
         if not await decide_end(self.recorder, self.process.tasks, actor, changes, end, timeout):
             raise HeadUnavailable(self.members.log, timeout)
 
-    def _begin_stop(
-        self, actor: ActorRecord, cause: str, *, decided: bool = False, seconds: float = TAKEN_IN
-    ) -> None:  # fmt: skip
+    def _begin_stop(self, actor: ActorRecord, cause: str, *, decided: bool = False, seconds: float = TAKEN_IN) -> None:
         """Stop an actor in a task of its own, because the caller may go away meanwhile; `decided` where that is
         recorded. Peers have `seconds` to receive its last answers."""
         if actor.state != "dead" and actor.ending is None:

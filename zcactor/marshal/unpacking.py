@@ -61,7 +61,7 @@ class Unpacking:
         self.ours = False
         """Whether nobody else gets the value: arrays whose bytes lie in the payload can be written to."""
         self.handed_over: Sequence[Array] = ()
-        """Whether an array whose bytes lie in the payload was handed over."""
+        """The arrays that were handed over, and whose bytes lie in the payload."""
         self.foreign: BaseException | None = None
         """The exception that the user's own unpickling has raised last."""
         self._decode = msgspec.msgpack.Decoder(ext_hook=self.unpack).decode

@@ -82,7 +82,7 @@ def _end_threads() -> None:
     for function in reversed(threading._threading_atexits):  # type: ignore[attr-defined]  # those of executors
         try:
             function()
-        except Exception:  # one that user code has registered
+        except Exception:  # user code may have registered it: its error is printed, and the others are called
             sys.__excepthook__(*sys.exc_info())
     main = threading.main_thread()
     while threads := [
@@ -107,7 +107,7 @@ def _turn(file: Any) -> tuple[bool, bool]:
     """Files that may block for ever come last, and each text before the bytes that it goes to."""
     try:
         may_block = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    except Exception:  # it has no descriptor, or it is of a class of the user's
+    except Exception:  # the file has no descriptor, or is of a class of the user's, which may raise anything
         may_block = True
     return may_block, not issubclass(type(file), io.TextIOBase)
 

@@ -131,11 +131,11 @@ def kill_orphans() -> None:
     seen: set[int] = set()
     killed: list[int] = []
     for _ in range(_KILL_ROUNDS):
-        trackers = [pid for pid in children_of_ours() if pid not in seen]
-        left = [pid for pid in trackers if not is_tracker(pid)]
-        if trackers and not left:
-            left = trackers
-            _let_end(trackers, _CLEARING)
+        children = [pid for pid in children_of_ours() if pid not in seen]
+        left = [pid for pid in children if not is_tracker(pid)]
+        if children and not left:  # trackers alone
+            left = children
+            _let_end(children, _CLEARING)
         if not left:
             break
         dying = []
