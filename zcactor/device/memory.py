@@ -11,8 +11,7 @@ from weakref import WeakValueDictionary
 from zcactor import ids
 from zcactor.device.arena import DeviceArena
 from zcactor.device.events import EventPool
-from zcactor.device.work import LOST, Work
-from zcactor.errors import ObjectLost
+from zcactor.device.work import Work, looks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,8 +31,6 @@ _lending: Final = threading.Lock()
 _FIRST_PAUSE: Final = 20e-6
 """Seconds: about the time of a copy of a few KiB."""
 _LAST_PAUSE: Final = 1e-3
-_LOOKS: Final = 8
-"""The part of the time waited so far that a pause takes, as 1 / `_LOOKS`: the end is noticed that much too late."""
 
 
 def gpu_number(offset: int) -> int:
@@ -44,21 +41,15 @@ def gpu_number(offset: int) -> int:
 def wait_on_host(moments: Iterable[Moment], seconds: float = inf) -> None:
     """Wait until the work of all moments is done, but no longer than `seconds`, and block this thread meanwhile.
 
-    It asks again and again, at growing pauses: work of a process that has ended is never done, and a driver that waits
-    for it returns never.
-
     Raises:
-        DeviceError: see `Moment.done`.
-        ObjectLost: the process that would do the work has ended.
+        DeviceError, ObjectLost: see `looks`.
     """
     for moment in moments:
-        begun, waited = time.monotonic(), 0.0
-        while not moment.done() and waited < seconds:
-            if moment.is_lost():
-                raise ObjectLost(LOST)
-            pause = min(max(_FIRST_PAUSE, waited / _LOOKS), _LAST_PAUSE)
-            time.sleep(pause)  # no wait of the driver ends where the process is gone
-            waited = time.monotonic() - begun
+        until = time.monotonic() + seconds
+        for pause in looks(moment, _FIRST_PAUSE, _LAST_PAUSE):
+            if time.monotonic() >= until:
+                break
+            time.sleep(pause)  # a wait of the driver's would never end where the process is gone that does the work
 
 
 class _Hold:

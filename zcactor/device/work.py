@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -10,17 +11,35 @@ from zcactor.device.events import ordered, pending
 from zcactor.errors import DeviceError, ForkedProcess, ObjectLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from zcactor.device.events import EventPool, Moment
 
-__all__ = ["LOST", "LibraryLoan", "Work", "moments_of"]
+__all__ = ["LibraryLoan", "Work", "looks", "moments_of"]
 
-LOST = "the process that computes the array has ended before the work on its GPU was done; compute the value again"
+_LOST = "the process that computes the array has ended before the work on its GPU was done; compute the value again"
 """The text of `ObjectLost` for an array that is never computed."""
 
+_LOOKS: Final = 8
+"""The part of the time waited so far that a pause takes, as 1 / `_LOOKS`: the end is noticed that much too late."""
 _LOOKED_AT = 16
 """Number of reads from which on those that are done are forgotten: an array that is read often keeps few events."""
+
+
+def looks(moment: Moment, first: float, last: float) -> Iterator[float]:
+    """Look at a moment until its work is done. Between two looks the caller waits for the seconds that come, which grow
+    from `first` to `last`.
+
+    Raises:
+        DeviceError: see `Moment.done`.
+        ObjectLost: the process that would do the work has ended. No wait of a driver would end then.
+    """
+    begun, pause = time.monotonic(), first
+    while not moment.done():
+        if moment.is_lost():
+            raise ObjectLost(_LOST)
+        yield pause
+        pause = min(max(first, (time.monotonic() - begun) / _LOOKS), last)
 
 
 class LibraryLoan:
@@ -125,7 +144,7 @@ class Work:
         """
         self._check()
         if any(moment.is_lost() for moment in self._writes):
-            raise ObjectLost(LOST)
+            raise ObjectLost(_LOST)
         ordered(self._written(), device, stream)
 
     def before_writing(self, device: int, stream: int) -> None:

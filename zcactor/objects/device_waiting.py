@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from zcactor.apart import bare
-from zcactor.errors import DeviceError, ObjectLost
+from zcactor.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,27 +20,19 @@ __all__ = ["copied", "until_done"]
 _FIRST_PAUSE: Final = 0.0002
 _LAST_PAUSE: Final = 0.005
 """Seconds between looks at work of a GPU that the loop waits for. A look is one at a number in memory."""
-_LOOKS: Final = 8
-"""The part of the time waited so far that a pause takes, as 1 / `_LOOKS`: the end is noticed that much too late."""
 
 
 async def until_done(moments: Iterable[Moment]) -> None:
     """Wait for work of a GPU, while the loop goes on.
 
     Raises:
-        ObjectLost: the process that would do the work has ended.
-        DeviceError: the GPU's context is broken.
+        DeviceError, ObjectLost: see `zcactor.device.work.looks`.
     """
-    from zcactor.device.work import LOST
+    from zcactor.device.work import looks
 
     for moment in moments:
-        waited = 0.0
-        while not moment.done():
-            if moment.is_lost():
-                raise ObjectLost(LOST)
-            pause = min(max(_FIRST_PAUSE, waited / _LOOKS), _LAST_PAUSE)
+        for pause in looks(moment, _FIRST_PAUSE, _LAST_PAUSE):
             await asyncio.sleep(pause)
-            waited += pause
 
 
 async def copied(
