@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -201,10 +200,7 @@ class StandIn:
         return bindings.CUresult.CUDA_SUCCESS, bindings.CUcontext(self._local.stack.pop() + 1)
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
-        engine, end = self.gpus._engines[self._now()], time.monotonic() + _PATIENCE
-        while engine.broken is None and not engine._closed and any(each.queue for each in engine._all()):
-            assert time.monotonic() < end, "the work of a GPU does not end"
-            time.sleep(0.0005)  # CUDA waits here as well
+        assert self.gpus._engines[self._now()].synchronize(_PATIENCE), "the work of a GPU does not end"
         return (bindings.CUresult.CUDA_SUCCESS,)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:

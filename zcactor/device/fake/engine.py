@@ -140,12 +140,20 @@ class FakeEngine:
         """
         with self._changed:
             self._find(number).held = until
-            self._changed.notify()
+            self._changed.notify_all()
 
     def rests(self) -> bool:
         """Whether nothing runs, and all that is queued waits for something else than its time."""
         with self._changed:
             return not self._runs and not any(stream.may_begin() for stream in self._all())
+
+    def synchronize(self, seconds: float) -> bool:
+        """Wait until nothing is queued any more, the context is broken, or the engine is closed. Returns whether that
+        was so within `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self.broken is not None or self._closed or not any(each.queue for each in self._all()), seconds
+            )
 
     def _all(self) -> list[_Stream]:
         return [*self._streams.values(), *self._ended, self._behind]
@@ -182,7 +190,7 @@ class FakeEngine:
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._run, name=f"zcactor-gpu{self._device}", daemon=True)
             self._thread.start()
-        self._changed.notify()
+        self._changed.notify_all()
 
     def _due(self, stream: _Stream) -> None:
         stream.due = time.monotonic()
@@ -207,14 +215,17 @@ class FakeEngine:
                     self.broken, self._runs = error, False
                     for each in self._all():
                         each.queue.clear()
+                    self._changed.notify_all()
                 continue
             with self._changed:
                 self._runs = False
                 stream.queue.popleft()
                 if stream.queue:
                     self._due(stream)
-                elif stream in self._ended:
-                    self._ended.remove(stream)
+                else:
+                    if stream in self._ended:
+                        self._ended.remove(stream)
+                    self._changed.notify_all()
 
     def _count(self) -> None:
         self._works += 1
@@ -242,6 +253,6 @@ class FakeEngine:
         with self._changed:
             self._closed = True
             self._streams.clear()
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
