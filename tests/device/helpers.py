@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from zcactor.device.driver import GpuDriver
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.memory import GpuMemory
 from zcactor.device.store import DeviceStore, open_store
+from zcactor.testing import until
 
-__all__ = ["NEVER", "array_on", "held", "opened", "seen", "settle"]
+__all__ = ["NEVER", "array_on", "held", "looked_often", "opened", "seen", "settle"]
 
 NEVER = bool
 """A function that is never true, and that can be passed to a `DevicePeer`: a stream that is held until then does
@@ -45,6 +47,12 @@ def settle(driver: GpuDriver, device: int = 0) -> None:
     while not driver.rests(device):
         assert time.monotonic() < end, "the GPU has something to do for a minute"
         time.sleep(0.0002)  # an event that a stream waits for may be another process's, which tells nobody
+
+
+async def looked_often() -> None:
+    """Let the loop go on for a hundred looks of `until`, between which it looks at the work of GPUs."""
+    looks = itertools.count()
+    await until(lambda: next(looks) > 100, "it has looked often")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.device.foreigners import Interfaced
-from tests.device.helpers import NEVER, array_on, held, opened, seen, settle
+from tests.device.helpers import NEVER, array_on, held, looked_often, opened, seen, settle
 from zcactor.device.array import DeviceArray, empty_array
 from zcactor.device.driver import THREAD_STREAM
 from zcactor.device.events import EventPool
@@ -257,13 +257,6 @@ async def test_a_call_waits_for_the_answer() -> None:
         work = Work([moment])
         tending.when_done(work, partial(called.append, True))
         tending.when_done([moment], partial(called.append, True))
-        looked = 0
-
-        def look() -> bool:
-            nonlocal looked
-            looked += 1
-            return looked > 100
-
-        await until(look, "it has looked often")
+        await looked_often()
         assert not called
     await until(lambda: len(called) == 2, "both are called")

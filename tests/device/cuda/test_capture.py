@@ -11,6 +11,7 @@ from zcactor.errors import DeviceError
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import StandIn
+from tests.device.helpers import looked_often
 from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.driver import GpuDriver
 from zcactor.device.events import EventPool
@@ -70,14 +71,7 @@ async def test_memory_waits_for_the_end_of_a_capture() -> None:
     work.give(pool, stream, "the keeper", work)
     called: list[bool] = []
     tending.when_done(work, lambda: called.append(True))
-    looked = 0
-
-    def look() -> bool:
-        nonlocal looked
-        looked += 1
-        return looked > 100
-
-    await until(look, "it has looked often")
+    await looked_often()
     assert not called and calls.is_valid
     calls.captured.clear()
     await until(lambda: called, "it is called")
