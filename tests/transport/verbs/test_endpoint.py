@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from zcactor.transport.verbs.driver.base import Marking
 from zcactor.transport.verbs.driver.bindings import Absent
 from zcactor.transport.verbs.driver.codes import EventType, LinkLayer
 from zcactor.transport.verbs.driver.fake import FakeBinding, FakeFabric
+from zcactor.transport.verbs.driver.fake_nic import FakeNic
 from zcactor.transport.verbs.peer import ports
 from zcactor.transport.verbs.peer.connection import VerbsConnection
 
@@ -153,6 +154,19 @@ async def test_tls_goes_before_rdma(fabric: FakeFabric, tls_folder: Path) -> Non
             await works(pair)
 
 
+@contextlib.asynccontextmanager
+async def listening(*sides: Side) -> AsyncIterator[list[Connection]]:
+    """Endpoints that listen in the block. Yields the connections that they accept, which end with it."""
+    accepted: list[Connection] = []
+    for side in sides:
+        await side.endpoint.start(accepted.append)
+    yield accepted
+    for connection in accepted:
+        connection.abort()
+    for side in sides:
+        await side.endpoint.aclose()
+
+
 # ---- things that one end lacks
 
 
@@ -209,16 +223,12 @@ async def test_refusing_instead_of_falling_back(fabric: FakeFabric, refuses: int
         verbs_side(lambda: fabric.binding("fake0"), **settings[0]) as left,
         verbs_side(lambda: FakeBinding(fabric, ("none",)), **settings[1]) as right,
     ):
-        accepted: list[Connection] = []
-        for side in (left, right):
-            await side.endpoint.start(accepted.append)
-        with pytest.raises(ConnectionLost):
-            await left.endpoint.connect(right.endpoint.address)
-        await turns(20)
-        assert not accepted
-        assert engine_of(left).connections == 0
-        for side in (left, right):
-            await side.endpoint.aclose()
+        async with listening(left, right) as accepted:
+            with pytest.raises(ConnectionLost):
+                await left.endpoint.connect(right.endpoint.address)
+            await turns(20)
+            assert not accepted
+            assert engine_of(left).connections == 0
 
 
 async def test_long_reason(sides: tuple[Side, Side]) -> None:
@@ -258,16 +268,29 @@ RAILS = {"a0": "10.0.0.1", "a1": "10.0.1.1", "b1": "10.0.1.2", "b0": "10.0.0.2"}
 """Two cards of each of two hosts, a and b, which prefer cards of two networks."""
 
 
+TWO_NETWORKS = {name: name[1] for name in RAILS}
+THREE_CARDS = {"a0": "", "a1": "", "b0": ""}
+
+
 @contextlib.contextmanager
-def rails(fabric: FakeFabric, **settings: Any) -> Iterator[tuple[Side, Side]]:
-    """Two hosts whose cards are on two networks that do not reach each other."""
-    for name, address in RAILS.items():
-        fabric.add_nic(name, address, network=name[1])
+def rails(
+    fabric: FakeFabric, networks: Mapping[str, str] = TWO_NETWORKS, **settings: Any
+) -> Iterator[tuple[Side, Side]]:
+    """The hosts a and b. `networks` has the network of each card, which does not reach cards of other networks."""
+    for name, network in networks.items():
+        fabric.add_nic(name, RAILS[name], network=network)
+    ours, theirs = ([name for name in networks if name[0] == host] for host in "ab")
     with (
-        verbs_side(lambda: fabric.binding("a0", "a1"), **settings) as left,
-        verbs_side(lambda: fabric.binding("b0", "b1"), **settings) as right,
+        verbs_side(lambda: fabric.binding(*ours), **settings) as left,
+        verbs_side(lambda: fabric.binding(*theirs), **settings) as right,
     ):
         yield left, right
+
+
+def goes_down(nic: FakeNic) -> None:
+    """Take a card's cable away, of which its users are told."""
+    nic.set_active(False)
+    nic.tell(EventType.PORT_ERR)
 
 
 def cards_of(pair: ConnectedPair) -> list[str]:
@@ -318,15 +341,9 @@ async def test_a_card_that_cannot_be_opened_leaves_the_others(fabric: FakeFabric
 
 
 async def test_a_card_that_is_down_is_not_offered(fabric: FakeFabric) -> None:
-    for name in ("a0", "a1", "b0"):
-        fabric.add_nic(name)
-    with (
-        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
-        verbs_side(lambda: fabric.binding("b0")) as right,
-    ):
+    with rails(fabric, THREE_CARDS) as (left, right):
         endpoint_of(left).open_engine()
-        fabric.nics["a0"].set_active(False)
-        fabric.nics["a0"].tell(EventType.PORT_ERR)
+        goes_down(fabric.nics["a0"])
         await turns(20)
         async with joined((left, right)) as pair:
             assert cards_of(pair) == ["a1", "b0"] and not pair.left.rejected
@@ -336,15 +353,9 @@ async def test_a_card_that_is_down_is_not_offered(fabric: FakeFabric) -> None:
 async def test_a_card_that_could_not_be_opened_is_tried_again_later(
     fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a0", "a1", "b0"):
-        fabric.add_nic(name)
-    with (
-        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
-        verbs_side(lambda: fabric.binding("b0")) as right,
-    ):
+    with rails(fabric, THREE_CARDS) as (left, right):
         endpoint_of(left).open_engine()
-        fabric.nics["a0"].set_active(False)
-        fabric.nics["a0"].tell(EventType.PORT_ERR)
+        goes_down(fabric.nics["a0"])
         fabric.nics["a1"].pin_limit = 0
         await turns(20)
         for pause, offered in ((60.0, []), (0.0, [1])):
@@ -362,59 +373,36 @@ async def test_a_card_that_could_not_be_opened_is_tried_again_later(
 
 
 async def test_no_pair_of_cards_works(fabric: FakeFabric) -> None:
-    for name, address in RAILS.items():
-        fabric.add_nic(name, address, network=name)
-    with (
-        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
-        verbs_side(lambda: fabric.binding("b0", "b1")) as right,
-    ):
-        await fell_back((left, right), "a0 here to the peer's b0: ", "b0 here to the peer's a0: ")
-        for side in (left, right):
+    with rails(fabric, {name: name for name in RAILS}) as sides:
+        await fell_back(sides, "a0 here to the peer's b0: ", "b0 here to the peer's a0: ")
+        for side in sides:
             assert all(engine.connections == 0 for engine in endpoint_of(side).engines)
 
 
 async def test_cards_of_pairs_that_do_not_work_are_used_in_others_at_once(fabric: FakeFabric) -> None:
-    for name, network in {"a0": "0", "a1": "1", "b0": "1", "b1": "0"}.items():
-        fabric.add_nic(name, RAILS[name], network=network)
-    with (
-        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
-        verbs_side(lambda: fabric.binding("b0", "b1")) as right,
-    ):
-        accepted: list[Connection] = []
-        for side in (left, right):
-            await side.endpoint.start(accepted.append)
-        made = [await left.endpoint.connect(right.endpoint.address) for _ in range(3)]
-        assert [(each.kind, each.rejected) for each in made] == [("verbs", {})] * 3
-        while len(accepted) < 3:
-            await turns(1)
-        for connection in (*accepted, *made):
-            connection.abort()
-        for side in (left, right):
-            await side.endpoint.aclose()
+    with rails(fabric, {"a0": "0", "a1": "1", "b0": "1", "b1": "0"}) as (left, right):
+        async with listening(left, right) as accepted:
+            made = [await left.endpoint.connect(right.endpoint.address) for _ in range(3)]
+            assert [(each.kind, each.rejected) for each in made] == [("verbs", {})] * 3
+            while len(accepted) < 3:
+                await turns(1)
+            for connection in made:
+                connection.abort()
 
 
 async def test_a_path_that_breaks_is_replaced_by_other_cards(fabric: FakeFabric) -> None:
-    for name, address in RAILS.items():
-        fabric.add_nic(name, address)
-    with (
-        verbs_side(lambda: fabric.binding("a0", "a1")) as left,
-        verbs_side(lambda: fabric.binding("b0", "b1")) as right,
-    ):
-        accepted: list[Connection] = []
-        for side in (left, right):
-            await side.endpoint.start(accepted.append)
-        first = await left.endpoint.connect(right.endpoint.address)
-        assert isinstance(first, VerbsConnection) and first.pairs.engine.device.name == "a0"
-        first.start(Recorder())
-        fabric.nics["a0"].set_active(False)
-        send(first, [b"lost"])
-        await turns(20)
-        again = await left.endpoint.connect(right.endpoint.address)
-        assert isinstance(again, VerbsConnection) and again.pairs.engine.device.name == "a1"
-        for connection in (*accepted, first, again):
-            connection.abort()
-        for side in (left, right):
-            await side.endpoint.aclose()
+    with rails(fabric, dict.fromkeys(RAILS, "")) as (left, right):
+        async with listening(left, right):
+            first = await left.endpoint.connect(right.endpoint.address)
+            assert isinstance(first, VerbsConnection) and first.pairs.engine.device.name == "a0"
+            first.start(Recorder())
+            fabric.nics["a0"].set_active(False)
+            send(first, [b"lost"])
+            await turns(20)
+            again = await left.endpoint.connect(right.endpoint.address)
+            assert isinstance(again, VerbsConnection) and again.pairs.engine.device.name == "a1"
+            first.abort()
+            again.abort()
         await turns(20)
 
 
@@ -452,17 +440,11 @@ async def test_peer_whose_transports_have_no_rdma(fabric: FakeFabric, sealing: b
 async def test_peer_whose_transports_have_no_rdma_where_it_is_required(fabric: FakeFabric, turned: bool) -> None:
     fabric.add_nic("fake0")
     with verbs_side(lambda: fabric.binding("fake0"), falls_back=False) as able, tcp_side() as other:
-        accepted: list[Connection] = []
-        for side in (able, other):
-            await side.endpoint.start(accepted.append)
-        if turned:
-            with pytest.raises(ConnectionLost):
-                await other.endpoint.connect(able.endpoint.address)
-        else:
-            with pytest.raises(ConnectionLost, match="the peer's transports do not allow it"):
-                await able.endpoint.connect(other.endpoint.address)
-        await turns()
-        for connection in accepted:
-            connection.abort()
-        for side in (able, other):
-            await side.endpoint.aclose()
+        async with listening(able, other):
+            if turned:
+                with pytest.raises(ConnectionLost):
+                    await other.endpoint.connect(able.endpoint.address)
+            else:
+                with pytest.raises(ConnectionLost, match="the peer's transports do not allow it"):
+                    await able.endpoint.connect(other.endpoint.address)
+            await turns()
