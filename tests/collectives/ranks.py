@@ -7,7 +7,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +26,28 @@ SIZE = 3
 """Ranks of the group that tests share."""
 
 
+def _fail(kind: Callable[[], BaseException]) -> None:
+    raise kind()
+
+
+class Unreadable:
+    """An object whose unpickling fails, or whose pickling does.
+
+    Args:
+        kind: makes the error.
+        written: whether it can be pickled.
+    """
+
+    def __init__(self, kind: Callable[[], BaseException], written: bool) -> None:
+        self.kind = kind
+        self.written = written
+
+    def __reduce__(self) -> Any:
+        if not self.written:
+            _fail(self.kind)
+        return _fail, (self.kind,)
+
+
 @zc.actor
 class Rank:
     """A member of groups."""
@@ -41,7 +63,10 @@ class Rank:
         self.calls += 1
         self.another.set()
         self.another = asyncio.Event()
-        return await reference
+        try:
+            return await reference
+        finally:
+            del reference  # it keeps the error, whose traceback keeps this frame and those above, with their arrays
 
     async def garble(self, group: zc.Group, to: int, values: Any, operation: str, *args: Any) -> Any:
         """Call a collective, of which one rank gets other values than our publication; or pieces, and no bytes."""
@@ -93,6 +118,19 @@ class Rank:
         except Exception as error:
             return type(error).__name__, str(error)
         raise AssertionError(f"{operation} did not fail")
+
+    async def unreadable(
+        self, group: zc.Group, operation: str, count: int, kind: Callable[[], BaseException], written: bool
+    ) -> str:
+        """Call a collective with an array whose dtype cannot be unpickled, or pickled. Returns the name of the error's
+        type; nothing without an error."""
+        dtype = np.dtype("f8", metadata={"unit": Unreadable(kind, written)})
+        array = np.zeros(count).view(dtype)
+        try:
+            await (group.broadcast(array) if operation == "broadcast" else group.allgather(array, concat=False))
+        except BaseException as error:
+            return type(error).__name__
+        return ""
 
     async def raises_full(self, group: zc.Group, operation: str, count: int, full: bool) -> tuple[str, str]:
         """Call a collective, with a full store where wanted. Returns the type and the text of its error."""

@@ -283,7 +283,8 @@ class Groups:
 
         Args:
             key, to, source, seq: the group, the rank, the rank that has sent it, and the operation.
-            signature, data, owner, offset, layout: as in `zcactor.collectives.operations.Publication`.
+            signature, data, owner, offset, layout: as in `zcactor.collectives.operations.Publication`; the data as
+                `zcactor.collectives.member.Member.unpacked` takes it.
             failed: `data` is the error for which the rank cannot take part.
             result: id, offset and bytes of memory that the sender has leased to this process: for the result, or of
                 its input.
@@ -297,10 +298,11 @@ class Groups:
         with _spoiling(member, source, seq):
             member.check(source, seq)
             lease = member.lease(source, *result) if result else None
-            if failed:
-                publication = Publication(signature, offset=offset, failure=data)
+            value, error = member.unpacked(data)
+            if failed or error is not None:
+                publication = Publication(signature, offset=offset, failure=value if error is None else error)
             else:
-                publication = Publication(signature, data, owner, offset, layout, lease)
+                publication = Publication(signature, value, owner, offset, layout, lease)
             member.published(source, seq, publication)
         return True
 
@@ -371,11 +373,13 @@ class Groups:
 
         receive(operation, data)
 
-    def report(self, key: bytes, to: int, source: int, seq: int, failure: BaseException | None) -> None:
-        """Take the report of rank `source` that it is done with the memory of an operation."""
+    def report(self, key: bytes, to: int, source: int, seq: int, failure: Any) -> None:
+        """Take the report of rank `source` that it is done with the memory of an operation. The failure is as
+        `zcactor.collectives.member.Member.unpacked` takes it."""
         member = self.member(key, to)
         if member is not None:
-            member.reported(source, seq, failure)
+            found, error = member.unpacked(failure)
+            member.reported(source, seq, found if error is None else error)
 
     def broken(self, key: bytes, rank: int, actor: str, cause: str) -> None:
         """Take the news that a member is gone."""

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from zcactor.apart import text_of, type_name
-from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication
+from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication, for_all_ranks
 from zcactor.collectives.rails import Rails
 from zcactor.collectives.sources import own_source
 from zcactor.collectives.steps import STEPS, ReducerStep, is_later, step_of
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
 from zcactor.logs import logger
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, root_of
+from zcactor.marshal.packed import Packed
+from zcactor.marshal.values import SCALARS
 from zcactor.native import hot
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.lease import Lease
@@ -302,15 +304,21 @@ class Member:
             self.process.loop.call_soon(self.groups.publish_here, self.key, rank, self.rank, seq, publication)
             return
         head = (self.key, rank, self.rank, seq, publication.signature)
-        if publication.failure is not None:
-            data = self._sendable(publication.failure)
         room = session.connection.eager_limit - _HEAD_NBYTES - len(publication.signature)
         if type(data) is bytes and 0 < room < len(data):
             rest = (len(data) - 1) // room * room
             for low in range(0, rest, room):
                 self.process.requests.send(session, "group_piece", (*head[:4], data[low : low + room]), more=True)
             data = data[rest:]
-        body = (*head, failed, data, publication.owner, publication.offset, publication.layout)
+        failure = publication.failure
+        if failure is None:
+            try:
+                told = self._carried(data)
+            except BaseException as error:  # of pickling: no rank may wait for this one
+                failure = error
+        if failure is not None:
+            told = self._carried_failure(failure)
+        body = (*head, failure is not None, told, publication.owner, publication.offset, publication.layout)
         if block is None:
             self.process.requests.send(session, "group_publish", body)
             return
@@ -406,16 +414,34 @@ class Member:
                     return
             except ConnectionLost:  # its end breaks the group
                 return
-        told = None if failure is None else self._sendable(failure)
+        told = None if failure is None else self._carried_failure(failure)
         self.process.requests.send(session, "group_report", (self.key, rank, self.rank, seq, told))
 
-    def _sendable(self, failure: BaseException) -> BaseException:
-        """A failure as it goes to another process: as text, where it cannot be pickled."""
+    def _carried(self, value: Any) -> Any:
+        """A value as a message to another process carries it. All but plain ones are packed once more, so that the
+        operation of the rank that unpacks them gets the error of unpickling, and not the whole message."""
+        if type(value) in SCALARS:
+            return value
+        return Packed(*self.process.marshaller.pack_call((value,), {}))
+
+    def _carried_failure(self, failure: BaseException) -> Any:
+        """A failure as a message carries it: as text, where it cannot be pickled."""
         try:
-            self.process.marshaller.pack_call((failure,), {})
+            return self._carried(for_all_ranks(failure))
         except BaseException:  # a foreign __reduce__ may raise anything, and no rank may wait for this one
-            return RuntimeError(f"{type_name(type(failure))}: {text_of(failure)}")
-        return failure
+            return self._carried(RuntimeError(f"{type_name(type(failure))}: {text_of(failure)}"))
+
+    def unpacked(self, carried: Any) -> tuple[Any, BaseException | None]:
+        """The value that a message of another rank has carried, or the error of unpickling it."""
+        if type(carried) is not Packed:
+            return carried, None
+        try:
+            (value,) = self.process.marshaller.unpack(carried.payload, carried.parts, carried.flags)
+        except ProtocolError:
+            raise
+        except BaseException as error:  # a foreign class may raise anything, and no rank may wait for this one
+            return None, for_all_ranks(error)
+        return value, None
 
     def _session(self, rank: int) -> Session | None:
         """The session with the process of `rank`; None where it is lost, which breaks the group."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from zcactor.apart import text_of, type_name
 from zcactor.errors import ConnectionLost, GroupMismatch, ProtocolError
 from zcactor.later import np
 from zcactor.native import hot
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.call import Call
     from zcactor.transport.mapping import Mapped
 
-__all__ = ["SPOILED", "Barrier", "Collective", "Ending", "Publication", "Ranked", "Refusal", "sealed"]
+__all__ = ["SPOILED", "Barrier", "Collective", "Ending", "Publication", "Ranked", "Refusal", "for_all_ranks", "sealed"]
 
 SPOILED: Final = ""
 """In place of a call: the publication that came was refused."""
@@ -198,7 +199,8 @@ class Collective:
                 has published.
         """
         if memory:
-            self.failure = self.failure or error
+            if self.failure is None:
+                self.failure = error
             if not self.working and not self.told and not self.missing_publications:
                 self.worked(error)
         elif rank in self.missing_publications:
@@ -221,7 +223,8 @@ class Collective:
     def reported(self, rank: int, failure: BaseException | None) -> None:
         """Take the report of `rank` that it reads and writes no memory of this operation any more."""
         self.readers.discard(rank)
-        self.failure = self.failure or failure
+        if self.failure is None:
+            self.failure = failure
         if self.failure is not None and not self.working and not self.told:
             if len(self.published) < self.member.size:
                 return
@@ -231,7 +234,8 @@ class Collective:
 
     def abandon(self, error: BaseException) -> None:
         """Fail the call, because a member is gone. Memory that others may still read is kept until they report."""
-        self.failure = self.failure or error
+        if self.failure is None:
+            self.failure = error
         if not self.working:
             if not self.told:
                 self._tell(None)
@@ -297,7 +301,8 @@ class Collective:
     def worked(self, failure: BaseException | None = None) -> None:
         """Note the end of this member's work on memory that others share, and tell them."""
         self.working = False
-        self.failure = self.failure or failure
+        if self.failure is None:
+            self.failure = failure
         self._tell(failure)
         if not self.readers:
             self._end()
@@ -347,6 +352,13 @@ class Barrier(Collective):
     """Nothing but the publications."""
 
 
+def for_all_ranks(error: BaseException) -> Exception:
+    """The failure of one rank as all ranks get it: as text, if it would end more of another rank than an operation."""
+    if issubclass(type(error), Exception):
+        return error  # type: ignore[return-value]
+    return RuntimeError(f"{type_name(type(error))}: {text_of(error)}")
+
+
 class Refusal(Collective):
     """The place of an operation that this rank cannot take part in: all ranks get the error.
 
@@ -358,7 +370,7 @@ class Refusal(Collective):
 
     def __init__(self, process: LocalProcess, call: Call, what: str, error: BaseException) -> None:
         super().__init__(process, call, what)
-        self.error = error
+        self.error = for_all_ranks(error)
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""

@@ -78,7 +78,7 @@ class CountedCall:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None or not issubclass(type(error), Exception):
+        if error is None:
             return
         member, process = self.member, self.member.process
         if threading.get_ident() == process.thread and member.seat.next != self.place:

@@ -123,7 +123,8 @@ def _followed(begin: _Step) -> _Step:
         if below is not None:
             step, value = below
             holder = at.holder or (_name(value) if _is_code(value) else "")
-            way.append(_Step(at.path + step, value, _probe(value) or at.reason, holder))
+            reason = _probe(value)
+            way.append(_Step(at.path + step, value, at.reason if reason is None else reason, holder))
             met[id(value)] = value
         elif len(others) == len(parts) or len(way) > _DEPTH:
             return at
