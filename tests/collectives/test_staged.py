@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -47,6 +48,20 @@ async def test_a_full_store_is_an_error_on_all_ranks(three: tuple[zc.Group, list
     assert {name for name, _ in await zc.get(errors)} == {"OutOfMemory"}
     found = await everywhere(actors, "call", group, "allreduce", np.ones(LARGE))
     assert all(result[0] == SIZE for result in found)
+
+
+async def test_a_rank_without_room_for_a_broadcast_does_not_wait_for_it(three: tuple[zc.Group, list[Any]]) -> None:
+    group, actors = three
+    await at_rest(actors)
+    assert await actors[1].fill() > 0
+    calls = [actors[1].raises(group, "broadcast"), actors[0].raises_full(group, "broadcast", LARGE, False)]
+    calls.append(actors[2].call(group, "broadcast"))
+    async with asyncio.timeout(20):
+        found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+    assert found[0][0] == "OutOfMemory"
+    assert isinstance(found[1], AssertionError)  # the root has its array
+    await actors[1].drop("filling")
+    assert await everywhere(actors, "call", group, "barrier") == [None] * SIZE
 
 
 @pytest.mark.parametrize("plan", PLANS)

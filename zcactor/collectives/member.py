@@ -422,7 +422,7 @@ class Member:
         operation of the rank that unpacks them gets the error of unpickling, and not the whole message."""
         if type(value) in SCALARS:
             return value
-        return Packed(*self.process.marshaller.pack_call((value,), {}))
+        return Packed(*self.process.marshaller.pack(value))
 
     def _carried_failure(self, failure: BaseException) -> Any:
         """A failure as a message carries it: as text, where it cannot be pickled."""
@@ -431,17 +431,17 @@ class Member:
         except BaseException:  # a foreign __reduce__ may raise anything, and no rank may wait for this one
             return self._carried(RuntimeError(f"{type_name(type(failure))}: {text_of(failure)}"))
 
-    def unpacked(self, carried: Any) -> tuple[Any, BaseException | None]:
-        """The value that a message of another rank has carried, or the error of unpickling it."""
+    def unpacked(self, carried: Any) -> tuple[Any, Exception | None]:
+        """The value that a message of another rank has carried, or the error of unpacking it: of unpickling, or of
+        reading an array, for which there may be no room."""
         if type(carried) is not Packed:
             return carried, None
         try:
-            (value,) = self.process.marshaller.unpack(carried.payload, carried.parts, carried.flags)
+            return self.process.marshaller.unpack(carried.payload, carried.parts, carried.flags), None
         except ProtocolError:
             raise
         except BaseException as error:  # a foreign class may raise anything, and no rank may wait for this one
             return None, for_all_ranks(error)
-        return value, None
 
     def _session(self, rank: int) -> Session | None:
         """The session with the process of `rank`; None where it is lost, which breaks the group."""
@@ -465,7 +465,10 @@ class Member:
         operation = self.operations.get(seq)
         try:
             if flags >= 0:
-                values = self.process.marshaller.unpack(values, parts, flags)
+                values, failure = self.unpacked(Packed(values, parts, flags))
+                if failure is not None:
+                    self.spoiled(rank, seq, failure)
+                    return
             if type(values) is list and not values:
                 self.check(rank, seq)
                 self.reported(rank, seq, None)
@@ -485,7 +488,7 @@ class Member:
             logger.exception("a message of a group was refused")
             self.spoiled(rank, seq, error)
 
-    def spoiled(self, rank: int, seq: int, error: ProtocolError, *, memory: bool = False) -> None:
+    def spoiled(self, rank: int, seq: int, error: Exception, *, memory: bool = False) -> None:
         """Fail an operation on all ranks, because a message of `rank` for it was refused: no rank waits for ever. A
         message that no other rank can have sent spoils nothing."""
         if rank not in self._words:

@@ -189,7 +189,7 @@ class Collective:
         elif not self.told:  # a rank that had all of them before us has failed, or we have refused a message
             self.worked(self.failure)
 
-    def spoiled(self, rank: int, error: ProtocolError, *, memory: bool) -> None:
+    def spoiled(self, rank: int, error: Exception, *, memory: bool) -> None:
         """Fail on all ranks, because a message of `rank` was refused.
 
         Args:
