@@ -255,14 +255,16 @@ class Trainer:
     async def weights(self): return "weights"
 
 async def main():
-    asked = asyncio.Event()
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in HANDLED:
-        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(asked.set))
     async with zc.init(store_capacity=1 << 26):
         trainer = await Trainer.spawn()
         await trainer.weights()
         tell(pid=os.getpid())
         await asked.wait()
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_IGN)  # it comes once more, where a run got it as well
         tell(saved=await trainer.weights())
 zc.run(main())
 """
