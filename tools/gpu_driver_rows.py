@@ -19,7 +19,7 @@ from tools.gpu_row import Skip, require
 from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.errors import DeviceError, DeviceUnavailable
-from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, write
+from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,18 +56,18 @@ def without(kind: str) -> str:
     return ""
 
 
-def _shared(driver: GpuDriver, peer: DevicePeer, nbytes: int, *, writable: bool = False) -> tuple[int, Any]:
-    """Memory of this process that the second one maps. Returns its address here, and the mapping there."""
-    if driver.exporting != "vmm":
+def _shared(driver: GpuDriver, peer: DevicePeer, nbytes: int) -> tuple[int, int, bool]:
+    """Memory of this process that the second one maps without write access. Returns its addresses here and there, and
+    whether the driver refuses writes there."""
+    if not driver.exports:
         raise Skip("memory does not leave the process by descriptors")
     handle = driver.create(0, nbytes)
-    address = driver.map(0, driver.reserve(0, nbytes), handle, nbytes, True).address
+    address = map_anew(driver, 0, handle, nbytes)
     fd = driver.export(0, handle)
-    if not isinstance(fd, int):
-        raise TypeError(f"a descriptor was expected, not {len(fd)} bytes")
     imported = peer.call("import_", 0, -1, nbytes, fd=fd)
     os.close(fd)
-    return address, peer.call("map", 0, peer.call("reserve", 0, nbytes), imported, nbytes, writable)
+    there = peer.call("reserve", 0, nbytes)
+    return address, there, peer.call("map", 0, there, imported, nbytes, False)
 
 
 def facts(kind: str) -> tuple[str, dict[str, Any]]:
@@ -75,7 +75,7 @@ def facts(kind: str) -> tuple[str, dict[str, Any]]:
     driver = opener(kind)()
     gpus = driver.devices()
     figures: dict[str, Any] = {f"GPU {each.index}": f"{each.name}, {each.total} B, {each.uuid}" for each in gpus}
-    figures |= {"exporting": driver.exporting, "shared events": driver.shared_events, "granularity": driver.granularity}
+    figures |= {"exports": driver.exports, "shared events": driver.shared_events, "granularity": driver.granularity}
     figures["exports to cards"] = driver.exports_to_cards
     if kind == "cuda":
         from zcactor.device.cuda.calls import CudaCalls, bindings
@@ -110,10 +110,10 @@ def fd_pass_user(kind: str) -> tuple[str, dict[str, Any]]:
 def _pass(kind: str, user: int | None) -> tuple[str, dict[str, Any]]:
     driver, data = opener(kind)(), random.Random(1).randbytes(MIB)
     with DevicePeer(opener(kind), user=user) as peer:
-        address, there = _shared(driver, peer, 64 * MIB)
+        address, there, _ = _shared(driver, peer, 64 * MIB)
         write(driver, 0, address + 63 * MIB, data)
         for part in range(0, MIB, 32768):
-            got = peer.call("read", 0, there.address + 63 * MIB + part, 32768)
+            got = peer.call("read", 0, there + 63 * MIB + part, 32768)
             require(got == data[part : part + 32768], "other bytes were read")
     return "the other process reads the bytes", {}
 
@@ -122,12 +122,12 @@ def readonly_import(kind: str) -> tuple[str, dict[str, Any]]:
     """A mapping without write access, and how a write to it fails."""
     driver = opener(kind)()
     with DevicePeer(opener(kind)) as peer:
-        address, there = _shared(driver, peer, driver.granularity)
+        address, there, readonly = _shared(driver, peer, driver.granularity)
         write(driver, 0, address, b"before")
-        if not there.readonly:
+        if not readonly:
             return "the driver refuses mappings without write access", {"enforced": False}
         try:
-            peer.call("write", 0, there.address, b"after!")
+            peer.call("write", 0, there, b"after!")
             failed = "the write did nothing"
         except DeviceError as error:
             failed = f"the write fails: {error.reason}, fatal: {error.fatal}"
@@ -153,7 +153,7 @@ def costs(kind: str) -> tuple[str, dict[str, Any]]:
             room = timed("reserve", partial(driver.reserve, 0, nbytes))
             timed("map", partial(driver.map, 0, room, handle, nbytes, True))
             timed("first touch", partial(_touch, driver, room, nbytes))
-            if driver.exporting == "vmm":
+            if driver.exports:
                 fd = timed("export", partial(driver.export, 0, handle))
                 there = timed("import there", partial(peer.call, "import_", 0, -1, nbytes, fd=fd))
                 os.close(fd)
@@ -219,7 +219,7 @@ def event_order(kind: str) -> tuple[str, dict[str, Any]]:
     if not driver.shared_events:
         raise Skip("events are not shared between processes")
     with DevicePeer(opener(kind)) as peer:
-        address, there = _shared(driver, peer, driver.granularity)
+        address, there, _ = _shared(driver, peer, driver.granularity)
         stream, beside, event = driver.stream(0), peer.call("stream", 0), driver.event(0)
         driver.fill(0, address, b"1", 1000, stream)
         finish(driver, 0, stream)
@@ -230,12 +230,12 @@ def event_order(kind: str) -> tuple[str, dict[str, Any]]:
         began = time.perf_counter()
         peer.call("wait", 0, beside, opened)
         end()
-        got = peer.call("read", 0, there.address, 1000, beside)
+        got = peer.call("read", 0, there, 1000, beside)
         waited = time.perf_counter() - began
         require(got == b"2" * 1000, "the wait did not order the work of two processes")
         end = _work(driver, stream)
         driver.fill(0, address, b"3", 1000, stream)
-        stale = peer.call("read", 0, there.address, 1000, beside)
+        stale = peer.call("read", 0, there, 1000, beside)
         pending = not driver.idle(0, stream)
         end()
         finish(driver, 0, stream)

@@ -109,8 +109,8 @@ class Liar:
         self.config, self.store, self.requests = current().config, current().store, self
         self._answer = answer
 
-    async def ask(self, session: Any, method: str, x: Any, uuid: str, exporting: str) -> Any:
-        assert (method, x.nbytes, uuid, exporting) == ("device_proof", 65_536, x.uuid, "vmm")
+    async def ask(self, session: Any, method: str, x: Any, uuid: str, exports: bool) -> Any:
+        assert (method, x.nbytes, uuid, exports) == ("device_proof", 65_536, x.uuid, True)
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer

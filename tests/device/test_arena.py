@@ -232,8 +232,7 @@ def test_an_extent_that_is_not_given_back_is_given_back_later(call: str) -> None
 def closed(exported: list[ExportedExtent]) -> list[tuple[int, int]]:
     """Close the descriptors of exported extents. Returns their offsets and bytes."""
     for each in exported:
-        if isinstance(each.what, int):
-            os.close(each.what)
+        os.close(each.fd)
     return [(each.offset, each.nbytes) for each in exported]
 
 
@@ -270,15 +269,6 @@ def test_extents_that_cannot_leave() -> None:
     with pytest.raises(DeviceError) as caught:
         arena.exports(())
     assert caught.value.code == CudaCode.NOT_SUPPORTED
-
-
-def test_legacy_memory_is_where_the_driver_puts_it() -> None:
-    driver = FakeGpuDriver("export=legacy")
-    arena = arena_of(driver)
-    for number in range(3):
-        _, address, _ = arena.allocate(EXTENT_NBYTES)
-        write(driver, 0, address, bytes((number,)))
-    assert [len(each.what) for each in arena.exports(()) if isinstance(each.what, bytes)] == [64] * 3
 
 
 def test_threads() -> None:

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.slow
             "",
             "devices=2,late=3",
             "devices=2,peer=none,export=none,events=none,dmabuf=no",
-            "export=legacy,readonly=no",
+            "readonly=no",
         )
     ],
-    ids=["default", "late", "without", "legacy"],
+    ids=["default", "late", "without", "writable"],
 )
 class TestFake(GpuDriverSuite):
     """The suite, by the options."""

@@ -42,7 +42,7 @@ def lease_in(store: DeviceStore, owner: DeviceStore, address: int, nbytes: int) 
     """A lease on bytes of another store, imported by this one."""
     gpu = owner.gpu(0)
     extent = gpu.arena.exports(())[0]
-    store.imports.add(b"o" * 16, [RemoteExtent(gpu.base + extent.offset, extent.nbytes, gpu.uuid, extent.what)], ())
+    store.imports.add(b"o" * 16, [RemoteExtent(gpu.base + extent.offset, extent.nbytes, gpu.uuid, extent.fd)], ())
     offset = gpu.base + gpu.arena.around(address)
     lease = DeviceLease(b"o" * 16, 7, offset, nbytes, print)
     imported = store.imports.find(b"o" * 16, offset, nbytes)

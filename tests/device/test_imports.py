@@ -82,8 +82,7 @@ def test_extents_that_overlap(stores: tuple[DeviceStore, DeviceStore]) -> None:
     ours.imports.add(OWNER, *theirs.supply([]))
     for shift in (-1, 0, 1):
         (extent,), _ = theirs.supply([])
-        assert isinstance(extent.what, int)
-        behind = extent._replace(offset=block.offset + (1 << 30), what=os.dup(extent.what))
+        behind = extent._replace(offset=block.offset + (1 << 30), fd=os.dup(extent.fd))
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ProtocolError, match="overlaps"):
             ours.imports.add(OWNER, [extent._replace(offset=block.offset + shift), behind], [])
@@ -95,9 +94,8 @@ def test_things_that_are_no_extents(stores: tuple[DeviceStore, DeviceStore]) -> 
     ours, _ = stores
     uuid = ours.gpu(0).uuid
     with open("/dev/null", "rb") as file:
-        for what in (os.dup(file.fileno()), bytes(64)):
-            assert "no" in ours.imports.add(OWNER, [RemoteExtent(0, 2 << 20, uuid, what)], [])
-    assert "does not see the GPU GPU-x" in ours.imports.add(OWNER, [RemoteExtent(0, 2 << 20, "GPU-x", bytes(64))], [])
+        for name, why in ((uuid, "no memory"), ("GPU-x", "does not see the GPU GPU-x")):
+            assert why in ours.imports.add(OWNER, [RemoteExtent(0, 2 << 20, name, os.dup(file.fileno()))], [])
     assert len(ours.imports) == 0
 
 

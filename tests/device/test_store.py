@@ -16,8 +16,7 @@ from zcactor.transport.local.extents import RemoteExtent
 def closed(extents: list[RemoteExtent]) -> list[tuple[int, str]]:
     """Close the descriptors of extents. Returns their offsets, and the last digits of the UUIDs."""
     for each in extents:
-        if isinstance(each.what, int):
-            os.close(each.what)
+        os.close(each.fd)
     return [(each.offset, each.uuid[-2:]) for each in extents]
 
 

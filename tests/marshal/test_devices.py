@@ -319,13 +319,6 @@ async def test_a_gpu_that_the_receiver_does_not_see() -> None:
         assert zc.stats().copies["through host memory"].count == 2
 
 
-async def test_legacy_handles() -> None:
-    async with running("export=legacy"):
-        actor = await spawned()
-        assert (await actor.seen(zc.full(1000, 4, "u1", device="cuda")))[1].sum() == 4000
-        assert "through host memory" not in zc.stats().copies
-
-
 # ---- failures
 
 
@@ -360,16 +353,6 @@ async def test_the_owner_dies() -> None:
             assert (await other.seen(ready[1:]))[1].sum() == 5994
         assert zc.stats().copies["owner ended"].count == 1 and zc.stats().bytes_copied == before + 1000
         assert (await other.seen(ready.copy()))[1].sum() == 6000
-
-
-async def test_the_owner_of_legacy_memory_dies() -> None:
-    async with running("late=0,export=legacy"):
-        actor, other = await spawned(), await spawned()
-        ready = await actor.full(1000, 6)
-        assert (zc.to_host(ready) == 6).all()
-        await zc.kill(actor)
-        with pytest.raises(zc.ObjectLost, match="compute the value again"):
-            await other.seen(ready)
 
 
 async def test_the_owner_dies_before_its_work_is_done() -> None:

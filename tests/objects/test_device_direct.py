@@ -170,7 +170,7 @@ async def test_from_gpu_to_gpu_and_back(nbytes: int) -> None:
         await pair.nothing_left()
 
 
-@pytest.mark.parametrize("options", ["export=legacy", "export=none,events=none,readonly=no", "late=3"])
+@pytest.mark.parametrize("options", ["export=none,events=none,readonly=no", "late=3"])
 async def test_many_at_once(options: str) -> None:
     """Memory that other processes of the host cannot map is memory that cards reach."""
     pair = GpuPair((options, options))

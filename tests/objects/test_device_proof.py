@@ -31,19 +31,19 @@ def session(peer: bytes = b"peer", *, maps: bool = True) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("store", "exporting", "maps", "against"),
+    ("store", "exports", "maps", "against"),
     [
-        (Store(None), "vmm", True, "the actor's process has no GPU: GPUs are switched off"),
-        (Store(), "vmm", True, "does not see the GPU GPU-0 (it sees: none)"),
-        (Store("GPU-1", "GPU-2"), "vmm", True, "does not see the GPU GPU-0 (it sees: GPU-1, GPU-2)"),
-        (Store("GPU-0"), "vmm", True, "the driver of the actor's process refused to map it"),
-        (Store("GPU-0"), "none", True, "lets no memory of GPUs out"),
-        (Store("GPU-0"), "vmm", False, "of one host only"),
+        (Store(None), True, True, "the actor's process has no GPU: GPUs are switched off"),
+        (Store(), True, True, "does not see the GPU GPU-0 (it sees: none)"),
+        (Store("GPU-1", "GPU-2"), True, True, "does not see the GPU GPU-0 (it sees: GPU-1, GPU-2)"),
+        (Store("GPU-0"), True, True, "the driver of the actor's process refused to map it"),
+        (Store("GPU-0"), False, True, "lets no memory of GPUs out"),
+        (Store("GPU-0"), True, False, "of one host only"),
     ],
 )
-async def test_reasons(store: Any, exporting: str, maps: bool, against: str) -> None:
+async def test_reasons(store: Any, exports: bool, maps: bool, against: str) -> None:
     x = np.arange(10, dtype=np.uint8)
-    path, rejected, values = await proof_of(x, "GPU-0", exporting, session(maps=maps), store)
+    path, rejected, values = await proof_of(x, "GPU-0", exports, session(maps=maps), store)
     assert (path, values) == ("host", x.tobytes())
     assert against in rejected["mapped"]
 
@@ -51,7 +51,7 @@ async def test_reasons(store: Any, exporting: str, maps: bool, against: str) -> 
 async def test_the_own_process() -> None:
     x, store = np.arange(10, dtype=np.uint8), Store("GPU-0")
     found: Any = store
-    assert await proof_of(x, "GPU-0", "vmm", session(b"me"), found) == ("mapped", {}, x.tobytes())
+    assert await proof_of(x, "GPU-0", True, session(b"me"), found) == ("mapped", {}, x.tobytes())
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -61,6 +61,6 @@ async def test_the_reason_against_network_cards_is_told_between_hosts(maps: bool
         shape=(3,), dtype=np.dtype("u1"), copy_to_host=lambda values: values.fill(5), holder=SimpleNamespace(path=path)
     )
     found: Any = Store("GPU-0")
-    way, rejected, values = await proof_of(x, "GPU-0", "vmm", session(maps=maps), found, "no cable")
+    way, rejected, values = await proof_of(x, "GPU-0", True, session(maps=maps), found, "no cable")
     assert (way, values) == (path or "host", b"\5\5\5")
     assert rejected.get("gpudirect", "") == ("" if path or maps else "no cable")

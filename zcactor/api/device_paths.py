@@ -67,7 +67,7 @@ async def device_path(process: LocalProcess, session: Session) -> DevicePath | N
         async with asyncio.timeout(_PATIENCE):
             x = await asyncio.to_thread(_made, gpus[0], expected)
             path, rejected, came = await process.requests.ask(
-                session, "device_proof", x, gpus[0].uuid, gpus[0].driver.exporting
+                session, "device_proof", x, gpus[0].uuid, gpus[0].driver.exports
             )
     except ConnectionLost:
         raise

@@ -154,10 +154,10 @@ class SystemActor:
         session = current_call.get().session
         return await self._devices.pieces.stage(session, object_id, offset, nbytes, begins, self._copies)
 
-    async def device_proof(self, x: Any, uuid: str, exporting: str) -> Proof:
+    async def device_proof(self, x: Any, uuid: str, exports: bool) -> Proof:
         """The proof that an array on the caller's GPU has come here; see `zcactor.objects.device_proof.proof_of`."""
         session = current_call.get().session
-        return await proof_of(x, uuid, exporting, session, self._store, self._devices.direct.reason(session))
+        return await proof_of(x, uuid, exports, session, self._store, self._devices.direct.reason(session))
 
     async def hold(self, ended: list[int], held: list[int]) -> None:
         """Note the objects that the caller still holds of those leased by connections which have ended at its side.

@@ -36,7 +36,6 @@ __all__ = ["GpuFinding", "Gpus", "RandomSender", "look_at_gpus"]
 _PROOF_NBYTES: Final = 64 << 10
 _PATIENCE: Final = 60.0
 """Seconds for all transfers: the start of a driver that no process has loaded takes several."""
-_EXPORTS: Final = {"vmm": "descriptors", "legacy": "handles", "none": "none"}
 _WRONG: Final = (
     "the bytes that came are not those that were sent",
     "use no arrays on this GPU: set gpu to 'off' (ZCACTOR_GPU=off), and test the GPU, as by dcgmi diag -r 3",
@@ -181,7 +180,8 @@ async def _direct(tasks: Tasks, card: RegisteredGpuMemory, gpu: GpuMemory) -> st
 async def _finding(driver: GpuDriver, facts: GpuFacts, sender: Any) -> GpuFinding:
     transfer = await _transfer(facts, sender)
     return GpuFinding(
-        facts.index, facts.uuid, facts.name, facts.total, driver.free(facts.index), _EXPORTS[driver.exporting],
+        facts.index, facts.uuid, facts.name, facts.total, driver.free(facts.index),
+        "descriptors" if driver.exports else "none",
         driver.shared_events, transfer.readonly, driver.exports_to_cards, transfer.path, transfer.proven,
         transfer.reason, transfer.fix,
     )  # fmt: skip

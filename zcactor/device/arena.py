@@ -1,8 +1,8 @@
 """The memory of one process on one GPU: extents, each with a best fit of its own, that peers import by name.
 
-An extent is 64 MiB, or as large as the object that it was made for. Objects lie in one extent each: a network card
-registers one extent at a time, and memory for legacy handles lies where the driver puts it. Places in the arena are
-offsets that are never used for another extent. So a peer that has imported an extent cannot take it for a later one.
+An extent is 64 MiB, or as large as the object that it was made for. Objects lie in one extent each, as a network card
+registers one extent at a time. Places in the arena are offsets that are never used for another extent. So a peer that
+has imported an extent cannot take it for a later one.
 
 Freed bytes may still be in use on a stream. They are handed out at once, together with the moments after which the new
 owner's work may begin: the GPU waits, and nobody on the host.
@@ -51,8 +51,8 @@ class ExportedExtent(NamedTuple):
 
     offset: int
     nbytes: int
-    what: int | bytes
-    """A descriptor, which belongs to the caller, or a handle of `zcactor.device.driver.HANDLE_NBYTES` bytes."""
+    fd: int
+    """A descriptor, which belongs to the caller."""
 
 
 class Card(Protocol):
@@ -69,9 +69,8 @@ class _Extent:
     handle: int
     address: int
     heap: Heap
-    room: tuple[int, int]
-    """The address in a reservation, and its bytes, that the extent takes."""
-    exported: int | bytes | None = None
+    exported: int = -1
+    """The descriptor by which it is exported; -1 before it is needed."""
     used_by: list[tuple[int, int, list[Moment]]] = field(default_factory=list)
     """Freed bytes, from where to where, with the work that may still use them."""
 
@@ -229,17 +228,17 @@ class DeviceArena:
 
     def _add(self, nbytes: int) -> _Extent:
         driver, device = self._driver, self._device
-        room = self._room(nbytes)
+        address = self._room(nbytes)
         handle = driver.create(device, nbytes)
         try:
             heap = Heap(-1, 0)
             heap.grow(0, nbytes)
-            address = driver.map(device, room[0], handle, nbytes, True).address
+            driver.map(device, address, handle, nbytes, True)
         except (DeviceError, MemoryError):
             self._handles.append(handle)
             self._trim(nbytes + self._capacity)  # it releases the handle
             raise
-        extent = _Extent(self._next, nbytes, handle, address, heap, room)
+        extent = _Extent(self._next, nbytes, handle, address, heap)
         self._next += nbytes
         self._extents.append(extent)
         return extent
@@ -260,14 +259,14 @@ class DeviceArena:
         heap.grow(0, nbytes)
         heap.allocate(nbytes, ALIGNMENT)
         with self._lock:
-            extent = _Extent(self._next, nbytes, 0, address, heap, (address, nbytes), fd)
+            extent = _Extent(self._next, nbytes, 0, address, heap, fd)
             self._next += nbytes
             self._extents.append(extent)
             return extent.offset
 
-    def _room(self, nbytes: int) -> tuple[int, int]:
+    def _room(self, nbytes: int) -> int:
         """Addresses of a reservation that no extent has: the first that are enough."""
-        taken = sorted(extent.room for extent in self._extents)
+        taken = sorted((extent.address, extent.nbytes) for extent in self._extents)
         for base, reserved in self._reservations:
             at = base
             for start, length in taken:
@@ -277,12 +276,12 @@ class DeviceArena:
                     break
                 at = start + length
             if base + reserved - at >= nbytes:
-                return at, nbytes
+                return at
         step = self._driver.granularity
         reserved = max(nbytes, -(-self._total // step) * step)
         base = self._driver.reserve(self._device, reserved)
         self._reservations.append((base, reserved))
-        return base, nbytes
+        return base
 
     def tidy(self) -> bool:
         """Free what was given back, and give extents without objects back to the GPU above `keep_nbytes`.
@@ -320,7 +319,7 @@ class DeviceArena:
             self._driver.unmap(self._device, extent.address, extent.nbytes)
             self._extents.remove(extent)
             kept -= extent.nbytes
-            if isinstance(extent.exported, int):
+            if extent.exported >= 0:
                 os.close(extent.exported)
             self._handles.append(extent.handle)
         while self._handles:
@@ -345,17 +344,13 @@ class DeviceArena:
         with self._lock:
             missing = [extent for extent in self._extents if extent.offset not in known]
             for extent in missing:
-                if extent.exported is None:
+                if extent.exported < 0:
                     extent.exported = self._driver.export(self._device, extent.handle)
-            return [
-                ExportedExtent(extent.offset, extent.nbytes, os.dup(what) if isinstance(what, int) else what)
-                for extent in missing
-                if (what := extent.exported) is not None
-            ]
+            return [ExportedExtent(extent.offset, extent.nbytes, os.dup(extent.exported)) for extent in missing]
 
     def __del__(self) -> None:
         for extent in self._extents:
-            if isinstance(extent.exported, int):
+            if extent.exported >= 0:
                 os.close(extent.exported)
 
 

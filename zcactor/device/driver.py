@@ -12,18 +12,16 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "EVENT_NBYTES", "HANDLE_NBYTES", "LEGACY_STREAM", "PAGE_NBYTES", "PATTERNS", "THREAD_STREAM", "CudaCode",
-    "GpuDriver", "GpuFacts", "MappedExtent", "Refused",
+    "EVENT_NBYTES", "LEGACY_STREAM", "PAGE_NBYTES", "PATTERNS", "THREAD_STREAM", "CudaCode",
+    "GpuDriver", "GpuFacts", "Refused",
 ]  # fmt: skip
 
-HANDLE_NBYTES: Final = 64
-"""Bytes of memory that is exported without a descriptor: CU_IPC_HANDLE_SIZE."""
 EVENT_NBYTES: Final = 80
 """Bytes of an exported event, which name the process that does the work and the place of the event there."""
 PAGE_NBYTES: Final = mmap.PAGESIZE
@@ -77,15 +75,6 @@ class GpuFacts:
     """Bytes of its memory."""
 
 
-class MappedExtent(NamedTuple):
-    """The result of `GpuDriver.map`."""
-
-    address: int
-    """The address of the first byte: the one asked for, except where memory is exported without descriptors."""
-    readonly: bool
-    """Whether the device refuses writes through this mapping."""
-
-
 class GpuDriver(Protocol):
     """A driver of the GPUs that this process sees.
 
@@ -98,9 +87,8 @@ class GpuDriver(Protocol):
     kind: Literal["cuda", "fake"]
     granularity: int
     """Bytes of which sizes and offsets of extents are multiples."""
-    exporting: Literal["vmm", "legacy", "none"]
-    """The way on which memory leaves the process: by descriptors, by handles of `HANDLE_NBYTES` that live no longer
-    than their process, or not at all."""
+    exports: bool
+    """Whether memory leaves the process, by descriptors."""
     shared_events: bool
     """Whether events can be exported."""
     exports_to_cards: bool
@@ -130,8 +118,9 @@ class GpuDriver(Protocol):
             DeviceError: with `CudaCode.OUT_OF_MEMORY` where the GPU has no room.
         """
 
-    def map(self, device: int, address: int, handle: int, nbytes: int, writable: bool) -> MappedExtent:
+    def map(self, device: int, address: int, handle: int, nbytes: int, writable: bool) -> bool:
         """Map all `nbytes` of a handle's memory at `address` of a reservation, for `device` and the GPUs that reach it.
+        Returns whether the device refuses writes through this mapping.
 
         Raises:
             DeviceError: with `CudaCode.PEER_ACCESS_UNSUPPORTED` where `device` cannot access that memory.
@@ -143,18 +132,18 @@ class GpuDriver(Protocol):
     def release(self, device: int, handle: int) -> None:
         """Give up a handle. The memory lives on while it is mapped, or while another process has it."""
 
-    def export(self, device: int, handle: int) -> int | bytes:
-        """Export memory, as `exporting` says: a descriptor that belongs to the caller, or `HANDLE_NBYTES` bytes.
+    def export(self, device: int, handle: int) -> int:
+        """Export memory. Returns a descriptor, which belongs to the caller.
 
         Raises:
-            DeviceError: with `CudaCode.NOT_SUPPORTED` where memory cannot leave the process.
+            DeviceError: with `CudaCode.NOT_SUPPORTED` where `exports` is False, or the memory is another process's.
         """
 
-    def import_(self, device: int, what: int | bytes, nbytes: int) -> int:
-        """Make a handle of memory that another process has exported; `what` stays the caller's.
+    def import_(self, device: int, fd: int, nbytes: int) -> int:
+        """Make a handle of memory that another process has exported; the descriptor stays the caller's.
 
         Raises:
-            DeviceError: with `CudaCode.INVALID_VALUE` where `what` is not such memory of `nbytes` bytes.
+            DeviceError: with `CudaCode.INVALID_VALUE` where `fd` is not such memory of `nbytes` bytes.
         """
 
     def copy(

@@ -49,9 +49,10 @@ class ImportedExtent:
         """The leases on objects in it, by their ids as Python objects."""
         self._room = 0
         self.address = 0
-        self._handle = driver.import_(device, remote.what, nbytes)
+        self._handle = driver.import_(device, remote.fd, nbytes)
         self._room = driver.reserve(device, nbytes)
-        self.address, self.readonly = driver.map(device, self._room, self._handle, nbytes, False)
+        self.readonly = driver.map(device, self._room, self._handle, nbytes, False)
+        self.address = self._room
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
@@ -166,8 +167,7 @@ class Imports:
                 reason = self._add(extents, each) or reason
         finally:
             for each in remote:
-                if isinstance(each.what, int):
-                    os.close(each.what)
+                os.close(each.fd)
         peer.extents = extents
         return reason
 

@@ -97,7 +97,7 @@ class DeviceStore:
                 exported = gpu.arena.exports({number - base for number in known})
             except DeviceError:
                 continue  # the peer asks for the bytes themselves
-            lacking += [RemoteExtent(base + each.offset, each.nbytes, gpu.uuid, each.what) for each in exported]
+            lacking += [RemoteExtent(base + each.offset, each.nbytes, gpu.uuid, each.fd) for each in exported]
         return lacking, [number for number in known if number not in here]
 
     def holds(self, x: Any) -> bool:

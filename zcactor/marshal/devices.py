@@ -23,7 +23,7 @@ from zcactor.device.interchange import to_jax
 from zcactor.device.lease import DeviceCopy, DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.recognise import TORCH_ONLY
-from zcactor.errors import DeviceUnavailable, ObjectLost, ProtocolError
+from zcactor.errors import DeviceUnavailable, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 from zcactor.marshal.move import NOT_OURS, OTHER_VIEWS
 from zcactor.marshal.values import Code, decode_small, register
@@ -190,10 +190,8 @@ def _adopted(packing: Any, lease: DeviceLease, array: DeviceArray) -> DeviceArra
     arrays over the lease.
 
     Raises:
-        ObjectLost: the array was not computed, or its memory has ended with the owner.
+        ObjectLost: the array was not computed.
     """
-    if lease.gpu.driver.exporting == "legacy":
-        raise ObjectLost("the owner of an array on a GPU has ended, and with it the memory; compute the value again")
     copied = lease.adopted
     if copied is None:
         copied = array_over(lease, lease.address, (lease.nbytes,), np.dtype(np.uint8), (1,)).copy()

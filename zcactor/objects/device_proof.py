@@ -18,13 +18,13 @@ Proof = tuple[str, dict[str, str], bytes]
 """The way that an array took, better ways with the reason against each, and the array's bytes."""
 
 
-async def proof_of(x: Any, uuid: str, exporting: str, session: Session, store: Store, direct: str = "") -> Proof:
+async def proof_of(x: Any, uuid: str, exports: bool, session: Session, store: Store, direct: str = "") -> Proof:
     """The proof for an array that a peer has sent.
 
     Args:
         x: the array.
         uuid: of the GPU on which the peer has it.
-        exporting: as in `zcactor.device.driver.GpuDriver`, of the peer's driver.
+        exports: as in `zcactor.device.driver.GpuDriver`, of the peer's driver.
         session: with the peer.
         store: of this process.
         direct: the reason why no network card carries arrays from the peer's GPU to one of this process; empty where
@@ -42,17 +42,17 @@ async def proof_of(x: Any, uuid: str, exporting: str, session: Session, store: S
     if getattr(getattr(x, "holder", None), "extent", None) is not None or session.peer_process == store.process:
         return "mapped", {}, values.tobytes()
     way = getattr(getattr(x, "holder", None), "path", "") or "host"
-    rejected = {"mapped": _against(uuid, exporting, session, store)}
+    rejected = {"mapped": _against(uuid, exports, session, store)}
     if way == "host" and direct and session.connection.fetch_extents is None:
         rejected["gpudirect"] = direct
     return way, rejected, values.tobytes()
 
 
-def _against(uuid: str, exporting: str, session: Session, store: Store) -> str:
+def _against(uuid: str, exports: bool, session: Session, store: Store) -> str:
     """The reason why the memory of a peer's GPU is not mapped here."""
     if session.connection.fetch_extents is None:
         return "memory of GPUs is mapped between processes of one host only"
-    if exporting == "none":
+    if not exports:
         return "its driver lets no memory of GPUs out of a process"
     try:
         seen = [gpu.uuid for gpu in store.devices().gpus]

@@ -53,12 +53,19 @@ def finish(driver: GpuDriver, device: int, stream: int = 0) -> None:
     driver.end_event(device, event)
 
 
+def map_anew(driver: GpuDriver, device: int, handle: int, nbytes: int, writable: bool = True) -> int:
+    """Map a handle's memory at addresses that are reserved for it. Returns the first."""
+    address = driver.reserve(device, nbytes)
+    driver.map(device, address, handle, nbytes, writable)
+    return address
+
+
 def mapped(driver: GpuDriver, device: int, nbytes: int) -> int:
     """Make one extent and map it, with write access. Returns its address."""
     handle = driver.create(device, nbytes)
-    made = driver.map(device, driver.reserve(device, nbytes), handle, nbytes, True)
+    address = map_anew(driver, device, handle, nbytes)
     driver.release(device, handle)
-    return made.address
+    return address
 
 
 def write(driver: GpuDriver, device: int, address: int, data: bytes, stream: int = 0) -> None:
@@ -139,7 +146,8 @@ def main(number: int) -> None:
     Args:
         number: the descriptor of the connection.
     """
-    functions: dict[str, Callable[..., Any]] = {"finish": finish, "mapped": mapped, "read": read, "write": write}
+    ours = (finish, map_anew, mapped, read, write)
+    functions: dict[str, Callable[..., Any]] = {each.__name__: each for each in ours}
     with socket.socket(fileno=number) as connection:
         driver = pickle.loads(connection.recv(_FRAME_NBYTES))()
         while True:

@@ -16,9 +16,8 @@ from typing import Any, Final
 from cuda.bindings import driver as bindings
 
 from zcactor.device.cuda import CudaGpuDriver
-from zcactor.device.driver import HANDLE_NBYTES, THREAD_STREAM, CudaCode, Refused
+from zcactor.device.driver import THREAD_STREAM, CudaCode, Refused
 from zcactor.device.fake import FakeGpuDriver
-from zcactor.device.fake.memory import legacy_nbytes
 from zcactor.errors import DeviceError
 
 __all__ = ["StandIn", "opened_cuda", "opened_held"]
@@ -66,7 +65,7 @@ class StandIn:
         self._version = version
         self._attributes: Final = {
             "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
-            "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": int(self.gpus.exporting == "vmm"),
+            "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": int(self.gpus.exports),
             "CAN_USE_64_BIT_STREAM_MEM_OPS": int(self.gpus.shared_events),
             "DMA_BUF_SUPPORTED": int(self.gpus.exports_to_cards),
             "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED": 1,
@@ -78,10 +77,6 @@ class StandIn:
         self._local: Final = threading.local()
         self._owners: Final[dict[int, int]] = {}
         """The device of each handle."""
-        self._allocated: Final[dict[int, tuple[int, int]]] = {}
-        """Handle and bytes of memory that lies where the driver has put it, by its address."""
-        self.reaching: Final[set[tuple[int, int]]] = set()
-        """Pairs of a device and another one whose memory it may access."""
         self._mapped: Final[dict[int, tuple[int, int]]] = {}
         """Handle and bytes of the memory at an address."""
         self.registered: Final[dict[int, int]] = {}
@@ -229,7 +224,7 @@ class StandIn:
     def cuMemCreate(self, nbytes: int, properties: Any, flags: int) -> tuple[Any, ...]:
         assert properties.type == bindings.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED and not flags
         fd = bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        assert (properties.requestedHandleTypes == fd) == (self.gpus.exporting == "vmm")
+        assert (properties.requestedHandleTypes == fd) == (self.gpus.exports)
         device = self._device(properties.location)
         code, *made = self._do("create", device, nbytes)
         for handle in made:
@@ -286,59 +281,6 @@ class StandIn:
     def cuMemGetAllocationPropertiesFromHandle(self, handle: Any) -> tuple[Any, ...]:
         location = SimpleNamespace(id=self._owners[int(handle)])
         return bindings.CUresult.CUDA_SUCCESS, SimpleNamespace(location=location)
-
-    # ---- memory that has handles
-
-    def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
-        device = self._now()
-        code, *made = self._do("create", device, nbytes)
-        return self._placed(device, made[0], nbytes) if made else (code,)
-
-    def _placed(self, device: int, handle: int, nbytes: int) -> tuple[Any, ...]:
-        base = 0 if self.gpus.exporting == "legacy" else self.gpus.reserve(device, nbytes)
-        code, *mapped = self._do("map", device, base, handle, nbytes, True)
-        for extent in mapped:
-            self._allocated[extent.address] = handle, nbytes
-        return (code, *(bindings.CUdeviceptr(each.address) for each in mapped))
-
-    def _gone(self, address: int) -> tuple[Any, ...]:
-        handle, nbytes = self._allocated[address]
-        code = self._only("release", 0, handle)
-        if not code[0]:
-            self.gpus.unmap(0, address, nbytes)
-            del self._allocated[address]
-        return code
-
-    def cuMemFree(self, address: int) -> tuple[Any, ...]:
-        return self._gone(int(address))
-
-    def cuIpcGetMemHandle(self, address: int) -> tuple[Any, ...]:
-        code, *exported = self._do("export", self._now(), self._allocated[address][0])
-        made = bindings.CUipcMemHandle()
-        for each in exported:
-            if not isinstance(each, bytes):
-                os.close(each)
-                return (bindings.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
-            ctypes.memmove(made.getPtr(), each, HANDLE_NBYTES)
-        return code, made
-
-    def cuIpcOpenMemHandle(self, handle: Any, flags: Any) -> tuple[Any, ...]:
-        assert flags == bindings.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-        exported = ctypes.string_at(handle.getPtr(), HANDLE_NBYTES)
-        nbytes = legacy_nbytes(exported)
-        code, *made = self._do("import_", self._now(), exported, nbytes)
-        return self._placed(self._now(), made[0], nbytes) if made else (code,)
-
-    def cuIpcCloseMemHandle(self, address: int) -> tuple[Any, ...]:
-        return self._gone(int(address))
-
-    def cuCtxEnablePeerAccess(self, context: Any, flags: int) -> tuple[Any, ...]:
-        pair = self._now(), int(context) - 1
-        assert not flags and pair[0] != pair[1]
-        if pair in self.reaching:
-            return (bindings.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,)
-        self.reaching.add(pair)
-        return (bindings.CUresult.CUDA_SUCCESS,)
 
     def _stream(self, stream: int) -> int:
         """The fake's number of a stream. For CUDA, 0 is the calling thread's where ``cuda.bindings`` is told so."""

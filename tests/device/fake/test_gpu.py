@@ -20,7 +20,7 @@ from zcactor.device.driver import CudaCode
 from zcactor.device.fake import FakeGpuDriver, host_uuids
 from zcactor.device.fake.gpu import CALLS
 from zcactor.errors import DeviceError, DeviceUnavailable
-from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, write
+from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, write
 
 NBYTES = FakeGpuDriver.granularity
 BUFFER = ctypes.create_string_buffer(64)
@@ -33,7 +33,7 @@ def test_host_code_that_touches_a_device_pointer_crashes(touch: str) -> None:
     program = (
         "import ctypes\n"
         "from zcactor.device.fake import FakeGpuDriver\n"
-        "from zcactor.testing.device_peer import mapped, read, write\n"
+        "from zcactor.testing.device_peer import map_anew, mapped, read, write\n"
         "driver = FakeGpuDriver()\n"
         f"address = mapped(driver, 0, {NBYTES})\n"
         "write(driver, 0, address, b'x')\n"
@@ -95,13 +95,12 @@ def test_a_stream_that_is_held() -> None:
 def test_a_peer_reads_stale_bytes_without_waits() -> None:
     driver = FakeGpuDriver("waits=no")
     handle = driver.create(0, NBYTES)
-    address = driver.map(0, driver.reserve(0, NBYTES), handle, NBYTES, True).address
+    address = map_anew(driver, 0, handle, NBYTES)
     with DevicePeer(partial(FakeGpuDriver, "waits=no")) as peer:
         exported = driver.export(0, handle)
-        assert isinstance(exported, int)
         imported = peer.call("import_", 0, -1, NBYTES, fd=exported)
         os.close(exported)
-        there = peer.call("map", 0, peer.call("reserve", 0, NBYTES), imported, NBYTES, False).address
+        there = peer.call("map_anew", 0, imported, NBYTES, False)
         event, gate = driver.event(0), driver.stream(0)
         driver.hold(0, gate, NEVER)
         driver.fill(0, address, b"n", 3, gate)
@@ -119,7 +118,7 @@ def one(driver: FakeGpuDriver, call: str) -> None:
         "devices": (), "can_access": (0, 0), "create": (0, NBYTES), "reserve": (0, NBYTES),
         "copy": (0, address, address, 1, 1, (1, 1), 0), "fill": (0, address, b"a", 1, 0), "pin": (address, 64),
         "unpin": (address, 64), "owner_of": (address,), "map": (0, address, 1, NBYTES, True),
-        "import_": (0, b"", NBYTES), "dma_buf": (0, NBYTES, NBYTES), "wait": (0, 0, 1), "record": (0, 1, 0),
+        "import_": (0, -1, NBYTES), "dma_buf": (0, NBYTES, NBYTES), "wait": (0, 0, 1), "record": (0, 1, 0),
         "open_event": (0, b""), "tell": (0, 0, bool),
     }  # fmt: skip
     counts = {"unreserve": 3, "unmap": 3, "free": 1, "flush": 1, "stream": 1, "event": 1}
@@ -185,21 +184,9 @@ def test_illegal_addresses_break_the_context() -> None:
 
 def test_a_write_without_write_access_breaks_the_context() -> None:
     driver = FakeGpuDriver()
-    address, readonly = driver.map(0, driver.reserve(0, NBYTES), driver.create(0, NBYTES), NBYTES, False)
-    assert readonly
+    address = driver.reserve(0, NBYTES)
+    assert driver.map(0, address, driver.create(0, NBYTES), NBYTES, False)  # no writes
     assert "write access" in broken(driver, lambda: driver.fill(0, address, b"a", 1, 0)).reason
-
-
-@pytest.mark.slow
-def test_legacy_memory_ends_with_its_owner() -> None:
-    driver = FakeGpuDriver("export=legacy")
-    with DevicePeer(partial(FakeGpuDriver, "export=legacy")) as peer:
-        exported = peer.call("export", 0, peer.call("create", 0, NBYTES))
-        address = driver.map(0, 0, driver.import_(0, exported, NBYTES), NBYTES, True).address
-        write(driver, 0, address, b"alive")
-        assert read(driver, 0, address, 5) == b"alive"
-        peer.kill()
-    assert "has ended" in broken(driver, lambda: driver.fill(0, address, b"a", 1, 0)).reason
 
 
 @pytest.mark.slow
@@ -248,19 +235,18 @@ def test_visible_gpus() -> None:
 def test_memory_of_a_hidden_gpu_is_mapped_by_a_visible_one() -> None:
     driver, other = FakeGpuDriver("devices=2"), FakeGpuDriver("devices=2", "1")
     handle = driver.create(0, NBYTES)
-    address = driver.map(0, driver.reserve(0, NBYTES), handle, NBYTES, True).address
+    address = map_anew(driver, 0, handle, NBYTES)
     write(driver, 0, address, b"far")
     fd = driver.export(0, handle)
-    assert isinstance(fd, int)
-    there = other.map(0, other.reserve(0, NBYTES), other.import_(0, fd, NBYTES), NBYTES, False).address
+    there = map_anew(other, 0, other.import_(0, fd, NBYTES), NBYTES, False)
     os.close(fd)
     assert read(other, 0, there, 3) == b"far"
     assert other.owner_of(there) == (-1, there, NBYTES)
 
 
 def test_unequal_options() -> None:
-    driver = FakeGpuDriver("memory=4MiB,export=legacy,events=none")
-    assert (driver.exporting, driver.shared_events, driver.devices()[0].total) == ("legacy", False, 4 << 20)
+    driver = FakeGpuDriver("memory=4MiB,export=none,events=none")
+    assert (driver.exports, driver.shared_events, driver.devices()[0].total) == (False, False, 4 << 20)
     with pytest.raises(DeviceError):
         driver.open_event(0, bytes(64))
     with pytest.raises(ValueError, match="its options are"):

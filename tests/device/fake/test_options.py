@@ -16,11 +16,11 @@ def test_the_defaults() -> None:
 
 def test_all_of_them() -> None:
     text = (
-        "devices=16, memory=3MiB,late=2.5,seed=-7,peer=none,export=legacy,events=none,readonly=no,dmabuf=no,waits=no,"
+        "devices=16, memory=3MiB,late=2.5,seed=-7,peer=none,export=none,events=none,readonly=no,dmabuf=no,waits=no,"
         "fail=create:3,refuse=0.25"
     )
     assert FakeOptions.parse(text, CALLS) == FakeOptions(
-        16, 3 << 20, 2.5, -7, "none", "legacy", "none", False, False, False, "create", 3, 0.25
+        16, 3 << 20, 2.5, -7, "none", "none", "none", False, False, False, "create", 3, 0.25
     )
 
 

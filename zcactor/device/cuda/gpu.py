@@ -1,7 +1,7 @@
 """The driver of NVIDIA's GPUs.
 
-Memory is CUDA's virtual memory, which other processes map by descriptors. Where a GPU cannot export it so, memory
-leaves the process by handles or, where that is impossible as well, not at all: then arrays go through host memory.
+Memory is CUDA's virtual memory, which other processes map by descriptors. Where a GPU cannot export it so, arrays go
+through host memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from zcactor.device.cuda.calls import CudaCalls, bindings
 from zcactor.device.cuda.events import CudaEvents
 from zcactor.device.cuda.flags import CudaFlags
-from zcactor.device.cuda.handles import CudaHandles
 from zcactor.device.driver import (
     LEGACY_STREAM,
     PAGE_NBYTES,
@@ -22,7 +21,6 @@ from zcactor.device.driver import (
     THREAD_STREAM,
     CudaCode,
     GpuFacts,
-    MappedExtent,
 )
 from zcactor.errors import DeviceError, DeviceUnavailable
 
@@ -40,8 +38,6 @@ class _Memory:
     device: int
     """The GPU on which it lies; -1 for one that this process does not see."""
     nbytes: int
-    address: int = 0
-    """Its place, where it leaves its process by a handle. Its number here is the same."""
     is_ours: bool = True
     """Whether it is not another process's."""
 
@@ -84,9 +80,8 @@ class CudaGpuDriver:
         self._facts: Final = [cuda.fact(index) for index in range(count)]
         if not all(self._cuda.has(index, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") for index in range(count)):
             raise DeviceUnavailable("a GPU of this machine has no virtual memory, which zcactor needs")
-        fds = all(self._cuda.has(index, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED") for index in range(count))
-        self.exporting: Literal["vmm", "legacy", "none"] = "vmm" if fds else "none"
-        self._handles: Final = CudaHandles(cuda)
+        by_descriptor = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
+        self.exports: bool = all(self._cuda.has(index, by_descriptor) for index in range(count))
         self.shared_events: bool = cuda.version >= _WAITS_SINCE and all(
             self._cuda.has(index, "CAN_USE_64_BIT_STREAM_MEM_OPS") for index in range(count)
         )
@@ -98,8 +93,6 @@ class CudaGpuDriver:
             self._cuda.ask("create", index, "cuMemGetAllocationGranularity", self._properties(index), minimum)
             for index in range(count)
         )
-        if not fds and all(self._handles.work(index, self.granularity) for index in range(count)):
-            self.exporting = "legacy"
         self.close: Final = weakref.finalize(self, _end, self._state)
         """Wait for all work, and give everything back. Idempotent."""
         self.close.atexit = False  # CUDA does it at the end of a process, and other libraries may still need theirs
@@ -108,7 +101,7 @@ class CudaGpuDriver:
         made = self._api.CUmemAllocationProp()
         made.type = self._api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         self._cuda.locate(made.location, device)
-        if self.exporting == "vmm":
+        if self.exports:
             made.requestedHandleTypes = self._descriptors
         if self._cuda.has(device, "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"):
             made.allocFlags.gpuDirectRDMACapable = 1
@@ -158,10 +151,6 @@ class CudaGpuDriver:
     def create(self, device: int, nbytes: int) -> int:
         with self._cuda.current("create", device):
             self._check_size("create", device, nbytes)
-            if self.exporting == "legacy":
-                address = self._handles.allocate(device, nbytes)
-                self._state.handles[address] = _Memory(device, nbytes, address)
-                return address
             handle = int(self._cuda.ask("create", device, "cuMemCreate", nbytes, self._properties(device), 0))
             self._state.handles[handle] = _Memory(device, nbytes)
             return handle
@@ -172,7 +161,7 @@ class CudaGpuDriver:
             raise DeviceError(call, CudaCode.INVALID_HANDLE, device, False, f"there is no memory {handle}")
         return found
 
-    def map(self, device: int, address: int, handle: int, nbytes: int, writable: bool) -> MappedExtent:
+    def map(self, device: int, address: int, handle: int, nbytes: int, writable: bool) -> bool:
         with self._cuda.current("map", device):
             memory = self._memory("map", device, handle)
             if nbytes != memory.nbytes:
@@ -181,8 +170,6 @@ class CudaGpuDriver:
             if memory.device not in {device, -1} and not self._reaches(device, memory.device):
                 reason = f"GPU {device} does not reach the memory of GPU {memory.device}"
                 raise DeviceError("map", CudaCode.PEER_ACCESS_UNSUPPORTED, device, False, reason)
-            if memory.address:
-                return self._mapped_already(memory)
             self._cuda.ask("map", device, "cuMemMap", address, nbytes, 0, handle, 0)
             try:
                 readonly = self._allow(device, address, memory, writable)
@@ -190,17 +177,7 @@ class CudaGpuDriver:
                 self._api.cuMemUnmap(address, nbytes)
                 raise
             self._state.mapped[address] = memory
-            return MappedExtent(address, readonly)
-
-    def _mapped_already(self, memory: _Memory) -> MappedExtent:
-        """Let the GPUs that reach it use memory that lies where the driver has put it."""
-        if memory.is_ours:
-            for index in range(len(self._cuda.devices)):
-                if index != memory.device and self._reaches(index, memory.device):
-                    with self._cuda.current("map", index):
-                        self._handles.let_access(index, self._cuda.contexts[memory.device])
-        self._state.mapped[memory.address] = memory
-        return MappedExtent(memory.address, False)
+            return readonly
 
     def _allow(self, device: int, address: int, memory: _Memory, writable: bool) -> bool:
         """Let the GPUs that reach it use mapped memory. Returns whether they may not write: CUDA may refuse to map
@@ -229,63 +206,36 @@ class CudaGpuDriver:
 
     def unmap(self, device: int, address: int, nbytes: int) -> None:
         with self._cuda.current("unmap", device):
-            memory = self._state.mapped.get(address)
-            if memory is None or not memory.address:
-                self._cuda.ask("unmap", device, "cuMemUnmap", address, nbytes)
-            elif address not in self._state.handles:  # it was released before
-                self._give_back(device, memory)
+            self._cuda.ask("unmap", device, "cuMemUnmap", address, nbytes)
             self._state.mapped.pop(address, None)
-
-    def _give_back(self, device: int, memory: _Memory) -> None:
-        """Give up memory with a handle."""
-        (self._handles.free if memory.is_ours else self._handles.close)(device, memory.address)
 
     def release(self, device: int, handle: int) -> None:
         with self._cuda.current("release", device):
-            memory = self._memory("release", device, handle)
-            if not memory.address:
-                self._cuda.ask("release", device, "cuMemRelease", handle)
-            elif memory.address not in self._state.mapped:
-                self._give_back(device, memory)
+            self._memory("release", device, handle)
+            self._cuda.ask("release", device, "cuMemRelease", handle)
             del self._state.handles[handle]
 
-    def export(self, device: int, handle: int) -> int | bytes:
+    def export(self, device: int, handle: int) -> int:
         with self._cuda.current("export", device):
             memory = self._memory("export", device, handle)
-            if self.exporting == "none" or not memory.is_ours:
+            if not self.exports or not memory.is_ours:
                 reason = "the GPU exports no memory" if memory.is_ours else "it is another process's memory"
                 raise DeviceError("export", CudaCode.NOT_SUPPORTED, device, False, reason)
-            if memory.address:
-                return self._handles.export(device, memory.address)
             return int(self._cuda.ask("export", device, "cuMemExportToShareableHandle", handle, self._descriptors, 0))
 
-    def import_(self, device: int, what: int | bytes, nbytes: int) -> int:
+    def import_(self, device: int, fd: int, nbytes: int) -> int:
         with self._cuda.current("import_", device):
-            if isinstance(what, bytes) != (self.exporting == "legacy"):
-                reason = f"memory comes by {'handles' if self.exporting == 'legacy' else 'descriptors'} only"
-                raise DeviceError("import_", CudaCode.INVALID_VALUE, device, False, reason)
             self._check_size("import_", device, nbytes)
             try:
-                if isinstance(what, bytes):
-                    made = self._handles.open(device, what, nbytes)
-                    owner = self._ordinal(made)
-                else:
-                    made = self._cuda.ask("import_", device, "cuMemImportFromShareableHandle", what, self._descriptors)
-                    facts = self._cuda.ask("import_", device, "cuMemGetAllocationPropertiesFromHandle", made)
-                    owner = facts.location.id
+                made = self._cuda.ask("import_", device, "cuMemImportFromShareableHandle", fd, self._descriptors)
+                facts = self._cuda.ask("import_", device, "cuMemGetAllocationPropertiesFromHandle", made)
             except DeviceError as error:
                 if error.fatal or error.code == CudaCode.OUT_OF_MEMORY:
                     raise
                 raise DeviceError("import_", CudaCode.INVALID_VALUE, device, False, error.reason) from error
-            seen = 0 <= owner < len(self._cuda.devices)
-            address = made if isinstance(what, bytes) else 0
-            self._state.handles[int(made)] = _Memory(owner if seen else -1, nbytes, address, is_ours=False)
+            seen = 0 <= facts.location.id < len(self._cuda.devices)
+            self._state.handles[int(made)] = _Memory(facts.location.id if seen else -1, nbytes, is_ours=False)
             return int(made)
-
-    def _ordinal(self, pointer: int) -> int:
-        """The GPU whose memory a pointer is in."""
-        ordinal = self._api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return int(self._cuda.ask("owner_of", -1, "cuPointerGetAttribute", ordinal, pointer))
 
     def copy(
         self,
@@ -385,7 +335,8 @@ class CudaGpuDriver:
             code, kind = self._api.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer)
             if code or kind != self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE:
                 return None
-            device = self._ordinal(pointer)
+            ordinal = self._api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+            device = int(self._cuda.ask("owner_of", -1, "cuPointerGetAttribute", ordinal, pointer))
             address, nbytes = self._cuda.ask("owner_of", device, "cuMemGetAddressRange", pointer)
             return device, int(address), int(nbytes)
 
@@ -476,14 +427,9 @@ def _end(state: _State) -> None:
         state.events.close()
         api.cuCtxPopCurrent()
     for address, memory in state.mapped.items():
-        if not memory.address:
-            api.cuMemUnmap(address, memory.nbytes)
-    for handle, memory in state.handles.items():
-        if not memory.address:
-            api.cuMemRelease(handle)
-    for memory in {each.address: each for each in (*state.mapped.values(), *state.handles.values())}.values():
-        if memory.address:
-            (api.cuMemFree if memory.is_ours else api.cuIpcCloseMemHandle)(memory.address)
+        api.cuMemUnmap(address, memory.nbytes)
+    for handle in state.handles:
+        api.cuMemRelease(handle)
     for address, nbytes in state.reserved.items():
         api.cuMemAddressFree(address, nbytes)
     for device in cuda.contexts:

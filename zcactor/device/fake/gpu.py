@@ -22,7 +22,6 @@ from zcactor.device.driver import (
     CudaCode,
     GpuDriver,
     GpuFacts,
-    MappedExtent,
     Refused,
 )
 from zcactor.device.fake.engine import FakeEngine
@@ -66,7 +65,7 @@ class FakeGpuDriver:
 
     def __init__(self, options: str = "", variable: str | None = None) -> None:
         self._options: Final = FakeOptions.parse(options, CALLS)
-        self.exporting: Literal["vmm", "legacy", "none"] = self._options.export  # type: ignore[assignment]
+        self.exports: bool = self._options.export != "none"
         self.shared_events: bool = self._options.events == "ipc"
         self.exports_to_cards: bool = self._options.dmabuf
         uuids = _uuids(self._options.devices)
@@ -140,7 +139,7 @@ class FakeGpuDriver:
         with self._call("create", device):
             return self._memory.create(self._numbers[device], nbytes)
 
-    def map(self, device: int, address: int, handle: int, nbytes: int, writable: bool) -> MappedExtent:
+    def map(self, device: int, address: int, handle: int, nbytes: int, writable: bool) -> bool:
         with self._call("map", device):
             return self._memory.map(self._numbers[device], address, handle, nbytes, writable)
 
@@ -152,13 +151,13 @@ class FakeGpuDriver:
         with self._call("release", device):
             self._memory.release(handle)
 
-    def export(self, device: int, handle: int) -> int | bytes:
+    def export(self, device: int, handle: int) -> int:
         with self._call("export", device):
             return self._memory.export(handle)
 
-    def import_(self, device: int, what: int | bytes, nbytes: int) -> int:
+    def import_(self, device: int, fd: int, nbytes: int) -> int:
         with self._call("import_", device):
-            return self._memory.import_(what, nbytes)
+            return self._memory.import_(fd, nbytes)
 
     def copy(
         self,

@@ -7,15 +7,13 @@ engine's, into which extents are mapped. So a device pointer becomes one of the 
 from __future__ import annotations
 
 import os
-import struct
 import threading
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from zcactor.device.driver import HANDLE_NBYTES, PAGE_NBYTES, CudaCode, MappedExtent, Refused
+from zcactor.device.driver import PAGE_NBYTES, CudaCode, Refused
 from zcactor.device.fake import system
-from zcactor.device.others import Other
 from zcactor.device.sealed import sealed_size
 
 if TYPE_CHECKING:
@@ -23,13 +21,10 @@ if TYPE_CHECKING:
 
     from zcactor.device.fake.options import FakeOptions
 
-__all__ = ["GRANULARITY", "FakeMemory", "legacy_nbytes"]
+__all__ = ["GRANULARITY", "FakeMemory"]
 
 GRANULARITY: Final = 2 << 20
 """Bytes, as of today's GPUs."""
-_LEGACY: Final = struct.Struct("<8sIIIQ36x")
-"""Exported memory without a descriptor: mark, pid, number of the descriptor there, number of the GPU, bytes."""
-_MARK: Final = b"zcgpumem"
 
 
 @dataclass(slots=True)
@@ -40,12 +35,8 @@ class _Extent:
     """The number of the GPU, among those of the host."""
     fd: int
     nbytes: int
-    owner: Other | None
-    """The process with whose end the memory ends."""
     own: bool
     """Whether it was allocated here."""
-    address: int = 0
-    """The address at which it always lies where memory is exported without descriptors."""
     released: bool = False
     mapped: int = 0
 
@@ -90,17 +81,14 @@ class FakeMemory:
         """See `zcactor.device.driver.GpuDriver`, as for all that follows; `number` is the GPU's among the host's."""
         _check_size(nbytes)
         with self._lock:
-            return self._reserve(nbytes)
-
-    def _reserve(self, nbytes: int) -> int:
-        address = self._system(system.reserved, nbytes)
-        try:
-            engine = self._system(system.reserved, nbytes)
-        except Refused:
-            system.unmapped(address, nbytes)
-            raise
-        self._reservations[address] = nbytes, engine - address
-        return address
+            address = self._system(system.reserved, nbytes)
+            try:
+                engine = self._system(system.reserved, nbytes)
+            except Refused:
+                system.unmapped(address, nbytes)
+                raise
+            self._reservations[address] = nbytes, engine - address
+            return address
 
     def unreserve(self, address: int, nbytes: int) -> None:
         """Give up a reservation."""
@@ -128,15 +116,8 @@ class FakeMemory:
             if nbytes > self.free(number):
                 raise Refused(CudaCode.OUT_OF_MEMORY, f"{nbytes} bytes are wanted and {self.free(number)} are free")
             fd = self._system(lambda size: system.extent(number, size), nbytes)
-            made = _Extent(number, fd, nbytes, None, own=True)
-            if self._options.export == "legacy":
-                try:
-                    made.address = self._reserve(nbytes)
-                except Refused:
-                    os.close(fd)
-                    raise
             self._used[number] += nbytes
-            return self._add(made)
+            return self._add(_Extent(number, fd, nbytes, own=True))
 
     def _add(self, extent: _Extent) -> int:
         handle, self._next = self._next, self._next + 1
@@ -149,13 +130,12 @@ class FakeMemory:
             raise Refused(CudaCode.INVALID_HANDLE, f"there is no memory with the handle {handle}")
         return extent
 
-    def map(self, number: int, address: int, handle: int, nbytes: int, writable: bool) -> MappedExtent:
+    def map(self, number: int, address: int, handle: int, nbytes: int, writable: bool) -> bool:
         """Map an extent."""
         with self._lock:
             extent = self._extent(handle)
             if extent.number != number and self._options.peer == "none":
                 raise Refused(CudaCode.PEER_ACCESS_UNSUPPORTED, f"GPU {number} cannot access GPU {extent.number}")
-            address = extent.address or address
             base, (room, shift) = self._around(address)
             taken = any(each.address < address + nbytes and address < each.end for each in self._ranges)
             if nbytes != extent.nbytes or address + nbytes > base + room or (address - base) % GRANULARITY or taken:
@@ -170,7 +150,7 @@ class FakeMemory:
                 raise Refused(CudaCode.INVALID_VALUE, f"the system refuses: {error.strerror}") from error
             insort(self._ranges, _Range(address, address + nbytes, extent, writable, shift))
             extent.mapped += 1
-            return MappedExtent(address, not writable)
+            return not writable
 
     def _around(self, address: int) -> tuple[int, tuple[int, int]]:
         for base, (nbytes, shift) in self._reservations.items():
@@ -202,63 +182,29 @@ class FakeMemory:
             return
         if extent.own:
             self._used[extent.number] -= extent.nbytes
-        if extent.owner is not None:
-            extent.owner.close()
         os.close(extent.fd)
-        if extent.address:
-            _, shift = self._reservations.pop(extent.address)
-            system.unmapped(extent.address, extent.nbytes)
-            system.unmapped(extent.address + shift, extent.nbytes)
 
-    def export(self, handle: int) -> int | bytes:
+    def export(self, handle: int) -> int:
         """Export memory."""
         with self._lock:
             extent = self._extent(handle)
-            way = self._options.export
-            if way == "none" or not extent.own:
-                reason = "memory of another process" if way != "none" else "this driver's memory"
+            if self._options.export == "none" or not extent.own:
+                reason = "this driver's memory" if extent.own else "memory of another process"
                 raise Refused(CudaCode.NOT_SUPPORTED, f"{reason} cannot be exported")
-            if way == "vmm":
-                return os.dup(extent.fd)
-            return _LEGACY.pack(_MARK, os.getpid(), extent.fd, extent.number, extent.nbytes)
+            return os.dup(extent.fd)
 
-    def import_(self, what: int | bytes, nbytes: int) -> int:
+    def import_(self, exported: int, nbytes: int) -> int:
         """Import memory."""
-        owner = None
-        if isinstance(what, bytes):
-            owner, fd = self._opened(what, nbytes)
-        else:
-            try:
-                fd = os.dup(what)
-            except OSError as error:
-                raise Refused(CudaCode.INVALID_VALUE, f"{what} is no descriptor") from error
+        try:
+            fd = os.dup(exported)
+        except OSError as error:
+            raise Refused(CudaCode.INVALID_VALUE, f"{exported} is no descriptor") from error
         number = system.number_of(fd)
         if number not in self._used or sealed_size(fd) != nbytes:
             os.close(fd)
-            if owner is not None:
-                owner.close()
             raise Refused(CudaCode.INVALID_VALUE, f"this is no memory of a GPU of {nbytes} bytes")
         with self._lock:
-            made = _Extent(number, fd, nbytes, owner, own=False)
-            if owner is not None:
-                made.address = self._reserve(nbytes)
-            return self._add(made)
-
-    @staticmethod
-    def _opened(exported: bytes, nbytes: int) -> tuple[Other, int]:
-        if len(exported) == HANDLE_NBYTES:
-            mark, pid, number, _, size = _LEGACY.unpack(exported)
-            if mark == _MARK and size == nbytes and 0 < pid != os.getpid():
-                try:
-                    owner = Other(pid)
-                    try:
-                        return owner, owner.open(number, writable=True)
-                    except OSError:
-                        owner.close()
-                        raise
-                except OSError as error:
-                    raise Refused(CudaCode.INVALID_VALUE, f"process {pid} has no such memory") from error
-        raise Refused(CudaCode.INVALID_VALUE, f"this is no exported memory of {nbytes} bytes of another process")
+            return self._add(_Extent(number, fd, nbytes, own=False))
 
     def dma_buf(self, address: int, nbytes: int) -> int:
         """A descriptor of the one extent with these bytes: the real call, too, returns one segment only."""
@@ -287,7 +233,7 @@ class FakeMemory:
 
         Raises:
             Refused: with `CudaCode.ILLEGAL_ADDRESS` where a byte is not mapped, may not be written, is out of the
-                GPU's reach, or was that of a process that has ended.
+                GPU's reach.
         """
         with self._lock:
             if not any(base <= address < base + room for base, (room, _) in self._reservations.items()):
@@ -302,8 +248,6 @@ class FakeMemory:
                     raise Refused(CudaCode.ILLEGAL_ADDRESS, f"{at:#x} is mapped without write access")
                 if extent.number != number and self._options.peer == "none":
                     raise Refused(CudaCode.ILLEGAL_ADDRESS, f"{at:#x} is out of reach of GPU {number}")
-                if extent.owner is not None and extent.owner.has_ended():
-                    raise Refused(CudaCode.ILLEGAL_ADDRESS, f"the process has ended whose memory is at {at:#x}")
                 at, shift = found.end, found.shift
             return address + shift
 
@@ -313,8 +257,6 @@ class FakeMemory:
             extents = {id(each): each for each in (*self._handles.values(), *(one.extent for one in self._ranges))}
             for extent in extents.values():
                 os.close(extent.fd)
-                if extent.owner is not None:
-                    extent.owner.close()
             for address, (nbytes, shift) in self._reservations.items():
                 system.unmapped(address, nbytes)
                 system.unmapped(address + shift, nbytes)
@@ -322,11 +264,6 @@ class FakeMemory:
             self._ranges.clear()
             self._reservations.clear()
             self._used = dict.fromkeys(self._used, 0)
-
-
-def legacy_nbytes(exported: bytes) -> int:
-    """The bytes of the memory that a handle of `HANDLE_NBYTES` bytes names; any number for another handle."""
-    return int(_LEGACY.unpack(exported)[-1])
 
 
 def _check_size(nbytes: int) -> None:

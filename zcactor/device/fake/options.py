@@ -27,7 +27,7 @@ class FakeOptions:
         late: milliseconds by which each copy and fill of a stream begins later, times 0.5 to 1.5 by `seed`.
         seed: seed of those factors.
         peer: ``all`` or ``none``: whether a GPU can access the memory of another.
-        export: ``vmm``, ``legacy`` or ``none``: how memory leaves the process.
+        export: ``vmm`` or ``none``: how memory leaves the process.
         events: ``ipc`` or ``none``: whether other processes can open events.
         readonly: whether a mapping without write access refuses writes.
         dmabuf: whether memory can be exported to network cards.
@@ -129,7 +129,7 @@ _READERS: Final[dict[str, Callable[[str], _Read]]] = {
     "late": _milliseconds,
     "seed": _whole("seed", -(1 << 31), 1 << 31),
     "peer": _one_of("peer", "all", "none"),
-    "export": _one_of("export", "vmm", "legacy", "none"),
+    "export": _one_of("export", "vmm", "none"),
     "events": _one_of("events", "ipc", "none"),
     "readonly": _yes("readonly"),
     "dmabuf": _yes("dmabuf"),
@@ -143,7 +143,7 @@ _MEANINGS: Final = {
     "late": "milliseconds (0): each copy and fill begins that much later, times 0.5 to 1.5",
     "seed": "int (0): of these factors",
     "peer": "all, none (all): whether GPUs access each other's memory",
-    "export": "vmm, legacy, none (vmm): how memory leaves the process",
+    "export": "vmm, none (vmm): how memory leaves the process",
     "events": "ipc, none (ipc): whether other processes can open events",
     "readonly": "yes, no (yes): whether a mapping without write access refuses writes",
     "dmabuf": "yes, no (yes): whether network cards can register memory",

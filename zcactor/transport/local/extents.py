@@ -1,7 +1,7 @@
 """Extents of GPU memory on their way to another process of the host, through a socket of their own.
 
-The receiver says which extents it has. The sender answers with those that it lacks, each with a descriptor or an opaque
-handle, and then with those of the receiver's that are no more.
+The receiver says which extents it has. The sender answers with those that it lacks, each with a descriptor, and then
+with those of the receiver's that are no more.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ __all__ = ["RemoteExtent", "Supply", "hand_out", "receive_extents"]
 _COUNT: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BQQ40s")
 """Kind, offset, bytes and UUID of the GPU."""
-_END, _DESCRIPTOR, _HANDLE = range(3)
-_HANDLE_NBYTES: Final = 64
+_END, _EXTENT = range(2)
 MOST_EXTENTS: Final = 1 << 16
 """Extents of a process, at most: 64 MiB each on 4 TiB of GPU memory."""
 
@@ -37,8 +36,8 @@ class RemoteExtent(NamedTuple):
     nbytes: int
     uuid: str
     """UUID of the GPU, 40 characters."""
-    what: int | bytes
-    """A descriptor, or a handle of 64 bytes. A descriptor belongs to the one that has the record."""
+    fd: int
+    """A descriptor, which belongs to the one that has the record."""
 
 
 if TYPE_CHECKING:
@@ -56,18 +55,14 @@ async def hand_out(sock: socket.socket, supply: Supply) -> None:
     known = await _numbers(sock)
     extents, gone = supply(known)
     try:
-        for offset, nbytes, uuid, what in extents:
-            if isinstance(what, bytes):
-                await send_all(sock, _HEAD.pack(_HANDLE, offset, nbytes, uuid.encode()) + what)
-            else:
-                await send_all(sock, _HEAD.pack(_DESCRIPTOR, offset, nbytes, uuid.encode()))
-                await send_descriptor(sock, what)
+        for offset, nbytes, uuid, fd in extents:
+            await send_all(sock, _HEAD.pack(_EXTENT, offset, nbytes, uuid.encode()))
+            await send_descriptor(sock, fd)
         await send_all(sock, _HEAD.pack(_END, 0, 0, b""))
         await _send_numbers(sock, gone)
     finally:
         for extent in extents:
-            if isinstance(extent.what, int):
-                os.close(extent.what)
+            os.close(extent.fd)
 
 
 async def receive_extents(sock: socket.socket, known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
@@ -87,18 +82,14 @@ async def receive_extents(sock: socket.socket, known: Collection[int]) -> tuple[
             kind, offset, nbytes, raw = _HEAD.unpack(await receive_exactly(sock, _HEAD.size))
             if kind == _END:
                 return extents, await _numbers(sock)
-            if kind == _HANDLE:
-                what: int | bytes | None = await receive_exactly(sock, _HANDLE_NBYTES)
-            else:
-                what = await receive_descriptor(sock) if kind == _DESCRIPTOR else None
-            if what is not None:
-                extents.append(RemoteExtent(offset, nbytes, raw.decode("ascii", "replace"), what))
-            if what is None or len(extents) > MOST_EXTENTS or not raw.isascii():
+            fd = await receive_descriptor(sock) if kind == _EXTENT else None
+            if fd is not None:
+                extents.append(RemoteExtent(offset, nbytes, raw.decode("ascii", "replace"), fd))
+            if fd is None or len(extents) > MOST_EXTENTS or not raw.isascii():
                 raise ProtocolError(f"the peer names an extent of kind {kind}, which is malformed or too many")
     except BaseException:
         for extent in extents:
-            if isinstance(extent.what, int):
-                os.close(extent.what)
+            os.close(extent.fd)
         raise
 
 
