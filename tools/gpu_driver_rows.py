@@ -19,7 +19,7 @@ from tools.gpu_row import Skip, require
 from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.errors import DeviceError, DeviceUnavailable
-from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, write
+from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,9 +61,8 @@ def _shared(driver: GpuDriver, peer: DevicePeer, nbytes: int) -> tuple[int, int,
     whether the driver refuses writes there."""
     if not driver.exports:
         raise Skip("memory does not leave the process by descriptors")
-    handle = driver.create(0, nbytes)
-    address = map_anew(driver, 0, handle, nbytes)
-    fd = driver.export(0, handle)
+    address = mapped(driver, 0, nbytes)
+    fd = driver.export(0, address, nbytes)
     imported = peer.call("import_", 0, -1, nbytes, fd=fd)
     os.close(fd)
     there = peer.call("reserve", 0, nbytes)
@@ -154,7 +153,7 @@ def costs(kind: str) -> tuple[str, dict[str, Any]]:
             timed("map", partial(driver.map, 0, room, handle, nbytes, True))
             timed("first touch", partial(_touch, driver, room, nbytes))
             if driver.exports:
-                fd = timed("export", partial(driver.export, 0, handle))
+                fd = timed("export", partial(driver.export, 0, room, nbytes))
                 there = timed("import there", partial(peer.call, "import_", 0, -1, nbytes, fd=fd))
                 os.close(fd)
                 place = peer.call("reserve", 0, nbytes)

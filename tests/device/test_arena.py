@@ -205,13 +205,12 @@ def test_a_failure_leaks_nothing(call: str) -> None:
 @pytest.mark.usefixtures("no_leftovers")
 def test_a_failure_of_an_export() -> None:
     arena = arena_of(FakeGpuDriver("fail=export:2"))
-    for _ in range(2):
-        arena.allocate(EXTENT_NBYTES)
+    offsets = [arena.allocate(EXTENT_NBYTES).offset for _ in range(2)]
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(DeviceError):
-        arena.exports(())
-    assert len(closed(arena.exports(()))) == 2
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+        arena.exports(offsets, b"one")
+    assert len(closed(arena.exports(offsets, b"one"))) == 2
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("call", ["unmap", "release"])
@@ -237,37 +236,31 @@ def closed(exported: list[ExportedExtent]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("no_leftovers")
-def test_extents_are_exported_once_and_when_they_are_needed() -> None:
-    driver = FakeGpuDriver()
+def test_extents_are_exported_when_they_are_needed_and_told_of_when_they_are_gone() -> None:
+    driver, gone = FakeGpuDriver(), list[tuple[int, set[bytes]]]()
     arena = arena_of(driver)
-    first, second = arena.allocate(EXTENT_NBYTES).offset, arena.allocate(EXTENT_NBYTES).offset
+    arena.on_gone = lambda offset, readers: gone.append((offset, readers))
+    first, second, third = (arena.allocate(EXTENT_NBYTES).offset for _ in range(3))
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        assert closed(arena.exports([first])) == [(second, EXTENT_NBYTES)]
-    assert arena.exports([first, second]) == []
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    assert arena.offsets() == [first, second]
-    arena.give_back(second, [])
-    arena.tidy()
-    assert len(os.listdir("/proc/self/fd")) == before - 1  # the extent had one, too
-
-
-@pytest.mark.usefixtures("no_leftovers")
-def test_its_descriptors_end_with_it() -> None:
-    driver = FakeGpuDriver()
-    arena = arena_of(driver)
-    arena.allocate(10)
-    before = len(os.listdir("/proc/self/fd"))
-    closed(arena.exports(()))
-    del arena
+    for reader in (b"one", b"two"):
+        assert closed(arena.exports([second + 5, second, second + EXTENT_NBYTES - 1], reader)) == [
+            (second, EXTENT_NBYTES)
+        ]
+    assert arena.exports([-1, 3 * EXTENT_NBYTES, 1 << 60], b"one") == arena.exports([], b"one") == []
     assert len(os.listdir("/proc/self/fd")) == before
+    for offset in (first, second):
+        arena.give_back(offset, [])
+    arena.tidy()
+    assert gone == [(second, {b"one", b"two"})]  # nobody has the first one
+    assert arena.exports([first, second], b"one") == []
+    assert closed(arena.exports([third], b"one")) == [(third, EXTENT_NBYTES)]
 
 
 def test_extents_that_cannot_leave() -> None:
     arena = arena_of(FakeGpuDriver("export=none"))
-    arena.allocate(10)
+    offset = arena.allocate(10).offset
     with pytest.raises(DeviceError) as caught:
-        arena.exports(())
+        arena.exports([offset], b"one")
     assert caught.value.code == CudaCode.NOT_SUPPORTED
 
 

@@ -14,7 +14,6 @@ from zcactor.device.foreign import Outside, known_array
 from zcactor.device.lease import DeviceLease
 from zcactor.device.store import DeviceStore
 from zcactor.device.streams import GpuStream
-from zcactor.transport.local.extents import RemoteExtent
 
 
 def test_in_a_block() -> None:
@@ -41,9 +40,8 @@ def test_beyond_a_block() -> None:
 def lease_in(store: DeviceStore, owner: DeviceStore, address: int, nbytes: int) -> DeviceLease:
     """A lease on bytes of another store, imported by this one."""
     gpu = owner.gpu(0)
-    extent = gpu.arena.exports(())[0]
-    store.imports.add(b"o" * 16, [RemoteExtent(gpu.base + extent.offset, extent.nbytes, gpu.uuid, extent.fd)], ())
     offset = gpu.base + gpu.arena.around(address)
+    store.imports.add(b"o" * 16, owner.supply(b"r" * 16, [offset]))
     lease = DeviceLease(b"o" * 16, 7, offset, nbytes, print)
     imported = store.imports.find(b"o" * 16, offset, nbytes)
     assert imported is not None

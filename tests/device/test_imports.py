@@ -35,12 +35,12 @@ def test_bytes_of_an_imported_extent(stores: tuple[DeviceStore, DeviceStore]) ->
     block = DeviceBlock(theirs.gpu(0), 100)
     write(theirs.driver, 0, block.address, b"over there")
     assert ours.imports.find(OWNER, block.offset, 100) is None
-    assert ours.imports.add(OWNER, *theirs.supply(ours.imports.known(OWNER))) == ""
+    assert ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset])) == ""
     extent = ours.imports.find(OWNER, block.offset, 100)
     assert extent is not None and len(ours.imports) == 1 and extent.readonly
     address = extent.address + block.offset - extent.offset
     assert read(ours.driver, 0, address, 10) == b"over there"
-    assert theirs.supply(ours.imports.known(OWNER)) == ([], [])
+    assert ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset])) == "" and len(ours.imports) == 1
     assert ours.imports.find(OWNER, block.offset, extent.nbytes + 1) is None
     assert ours.imports.find(b"x" * 16, block.offset, 1) is None
 
@@ -50,26 +50,27 @@ def test_extents_end_with_their_last_user(stores: tuple[DeviceStore, DeviceStore
     ours, theirs = stores
     block = DeviceBlock(theirs.gpu(0), 100)
     before = len(os.listdir("/proc/self/fd"))
-    extents, _ = theirs.supply([])
-    exporting = len(os.listdir("/proc/self/fd")) - 1  # the owner keeps one
-    ours.imports.add(OWNER, extents, [])
+    ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
     kept = ours.imports.find(OWNER, block.offset, 1)
     assert kept is not None
     address = kept.address
-    ours.imports.add(OWNER, [], [kept.offset])
+    ours.imports.drop(b"x" * 16, kept.offset)
+    ours.imports.drop(OWNER, kept.offset + 1)
+    assert len(ours.imports) == 1
+    ours.imports.drop(OWNER, kept.offset)
     assert len(ours.imports) == 0
     looked(ours)
     assert ours.driver.owner_of(address) is not None
     del kept
     looked(ours)
     assert ours.driver.owner_of(address) is None
-    assert len(os.listdir("/proc/self/fd")) == exporting == before + 1
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_owners_are_forgotten(stores: tuple[DeviceStore, DeviceStore]) -> None:
     ours, theirs = stores
     block = DeviceBlock(theirs.gpu(0), 100)
-    ours.imports.add(OWNER, *theirs.supply([]))
+    ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
     ours.imports.forget(OWNER)
     ours.imports.forget(OWNER)
     assert ours.imports.find(OWNER, block.offset, 1) is None and len(ours.imports) == 0
@@ -79,13 +80,13 @@ def test_owners_are_forgotten(stores: tuple[DeviceStore, DeviceStore]) -> None:
 def test_extents_that_overlap(stores: tuple[DeviceStore, DeviceStore]) -> None:
     ours, theirs = stores
     block = DeviceBlock(theirs.gpu(0), 100)
-    ours.imports.add(OWNER, *theirs.supply([]))
-    for shift in (-1, 0, 1):
-        (extent,), _ = theirs.supply([])
+    ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
+    for shift in (-1, 1):
+        (extent,) = theirs.supply(OWNER, [block.offset])
         behind = extent._replace(offset=block.offset + (1 << 30), fd=os.dup(extent.fd))
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ProtocolError, match="overlaps"):
-            ours.imports.add(OWNER, [extent._replace(offset=block.offset + shift), behind], [])
+            ours.imports.add(OWNER, [extent._replace(offset=block.offset + shift), behind])
         assert len(os.listdir("/proc/self/fd")) == before - 2, "those that were not looked at are closed as well"
     assert len(ours.imports) == 1
 
@@ -95,7 +96,7 @@ def test_things_that_are_no_extents(stores: tuple[DeviceStore, DeviceStore]) -> 
     uuid = ours.gpu(0).uuid
     with open("/dev/null", "rb") as file:
         for name, why in ((uuid, "no memory"), ("GPU-x", "does not see the GPU GPU-x")):
-            assert why in ours.imports.add(OWNER, [RemoteExtent(0, 2 << 20, name, os.dup(file.fileno()))], [])
+            assert why in ours.imports.add(OWNER, [RemoteExtent(0, 2 << 20, name, os.dup(file.fileno()))])
     assert len(ours.imports) == 0
 
 
@@ -104,13 +105,13 @@ def test_things_that_are_no_extents(stores: tuple[DeviceStore, DeviceStore]) -> 
 def test_a_failure_leaves_nothing_mapped(call: str) -> None:
     with opened(f"fail={call}") as ours, opened() as theirs:
         block = DeviceBlock(theirs.gpu(0), 100)
-        (extent,), _ = theirs.supply([])
+        (extent,) = theirs.supply(OWNER, [block.offset])
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(DeviceError):
             ImportedExtent(ours.gpu(0), extent)
         looked(ours)
         assert len(os.listdir("/proc/self/fd")) <= before
-        assert ours.imports.add(OWNER, [extent], []) == "" and ours.imports.find(OWNER, block.offset, 1) is not None
+        assert ours.imports.add(OWNER, [extent]) == "" and ours.imports.find(OWNER, block.offset, 1) is not None
 
 
 def test_events_that_do_not_exist(stores: tuple[DeviceStore, DeviceStore]) -> None:

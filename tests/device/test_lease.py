@@ -27,7 +27,7 @@ def test_a_lease_goes_back_after_the_work() -> None:
     with opened() as ours, opened() as theirs:
         block = DeviceBlock(theirs.gpu(0), 100)
         write(theirs.driver, 0, block.address, bytes(range(100)))
-        ours.imports.add(OWNER, *theirs.supply([]))
+        ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
         extent = ours.imports.find(OWNER, block.offset, 100)
         assert extent is not None
         released: list[int] = []

@@ -32,15 +32,14 @@ def test_gpus_that_are_not_there() -> None:
         open_store("fake", "colour=red", None)
 
 
-def test_peers_get_the_extents_that_they_lack() -> None:
+def test_peers_get_the_extents_that_they_name() -> None:
     with opened("devices=2") as store:
         blocks = [DeviceBlock(store.gpu(index), 100) for index in (0, 1)]
         offsets = [block.offset for block in blocks]
         assert offsets == [0, 1 << 48]
-        extents, gone = store.supply([])
-        assert closed(extents) == [(0, "00"), (1 << 48, "01")] and gone == []
-        extents, gone = store.supply([0, 77])
-        assert closed(extents) == [(1 << 48, "01")] and gone == [77]
+        assert closed(store.supply(b"peer", offsets)) == [(0, "00"), (1 << 48, "01")]
+        assert closed(store.supply(b"peer", [7, 1 << 47, 2 << 48])) == [(0, "00")]
+        assert store.supply(b"peer", []) == []
         assert not store.holds(None) and not store.holds(blocks[0].gpu)
 
 
@@ -48,5 +47,5 @@ def test_peers_get_the_extents_that_they_lack() -> None:
 def test_extents_that_cannot_leave_are_not_offered(options: str) -> None:
     with opened(options) as store:
         block = DeviceBlock(store.gpu(0), 100)
-        assert store.supply([]) == ([], [])
+        assert store.supply(b"peer", [block.offset]) == []
         del block

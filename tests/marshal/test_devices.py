@@ -103,6 +103,34 @@ async def test_passed_on_in_the_owners_name() -> None:
         assert (await second.stats()).copies.keys() == {"zc.to_host"}
 
 
+async def test_only_extents_with_arrays_are_mapped_and_those_that_are_gone_are_unmapped() -> None:
+    async with running("memory=1GiB", device_keep_nbytes=0), asyncio.timeout(60):
+        actor, another = await spawned(), await spawned()
+
+        async def mapped(*wanted: int) -> None:
+            """Wait until the actors map so many extents each."""
+            while [(await each.stats()).device_extents for each in (actor, another)] != [*wanted]:
+                pass
+
+        made = [zc.full(1 << 26, number, "u1", device="cuda") for number in range(4)]
+        before = opened()
+        assert (await actor.seen(made[2][:4096]))[1].sum() == 2 * 4096
+        await mapped(1, 0)
+        await actor.keep([made[1][5:], made[3]])
+        await another.keep([made[3]])
+        await mapped(3, 1)
+        assert opened() <= before, "no extent has a descriptor"
+        made.clear()
+        await mapped(2, 1)
+        await actor.keep(None)
+        await mapped(1, 1)
+        assert zc.stats().device_used == 1 << 26
+        assert (await another.kept_seen())[0][:5].sum() == 15
+        await another.keep(None)
+        await mapped(0, 0)
+        assert not zc.stats().device_used
+
+
 async def test_the_same_process_gets_the_object_itself() -> None:
     async with running():
         x = zc.full(1000, 5, "u1", device="cuda")

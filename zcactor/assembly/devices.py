@@ -22,25 +22,21 @@ __all__ = ["device_opener", "offered_gpus"]
 
 
 def device_opener(
-    config: Config, loop: asyncio.AbstractEventLoop, broken: Callable[[DeviceError], object] | None = None
-) -> Callable[[], Any]:
+    config: Config, loop: asyncio.AbstractEventLoop, broken: Callable[[DeviceError], object] | None = None,
+    gone: Callable[[set[bytes], int], object] | None = None,
+) -> Callable[[], Any]:  # fmt: skip
     """The function that opens the GPUs of a process, for `zcactor.objectstore.store.Store.open_devices`.
 
     Args:
         config: the settings; `Config.gpu` and the further ones for GPUs decide.
         loop: the loop of the process.
         broken: a bound method, called on the loop with errors by which a GPU's context turns out to be broken after a
-            call. It is not kept alive: an array keeps the store, and no collection sees a ring that leads through an
-            array, as one over the actor that has it would.
+            call.
+        gone: a bound method, called as `zcactor.device.tending.Tending.on_gone`.
     """
 
     unavailable = ""
-    found = None if broken is None else WeakMethod(broken)
-
-    def note(error: DeviceError) -> None:
-        method = None if found is None else found()
-        if method is not None:
-            method(error)
+    tell_broken, tell_gone = _unless_gone(broken), _unless_gone(gone)
 
     def open_devices() -> Any:
         nonlocal unavailable
@@ -55,10 +51,23 @@ def device_opener(
         except DeviceUnavailable as error:
             unavailable = str(error)
             raise
-        store.tending.on_broken = note
+        store.tending.on_broken, store.tending.on_gone = tell_broken, tell_gone
         return store
 
     return open_devices
+
+
+def _unless_gone(method: Callable[..., object] | None) -> Callable[..., None]:
+    """Call a bound method as long as its object lives, and do not keep that alive: an array keeps the store, and no
+    collection sees a ring that leads through an array, as one over the actor that has it would."""
+    kept = None if method is None else WeakMethod(method)
+
+    def call(*args: object) -> None:
+        found = None if kept is None else kept()
+        if found is not None:
+            found(*args)
+
+    return call
 
 
 def offered_gpus(config: Config, environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:

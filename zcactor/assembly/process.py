@@ -93,7 +93,6 @@ class Process:
             store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads, checker=self.checker
         )
         self.broken = BrokenParts(loop)
-        store.open_devices = device_opener(config, loop, self.broken.note)
         self.trimmer, self.origins = Trimmer(store.heap, loop, config.store_keep_nbytes), BroadcastDirectory()
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
         self.registrar: Registrar | None = None
@@ -123,6 +122,7 @@ class Process:
             self.tasks, self.sessions, self.connections, self.requests, self.head, store, self.promises.exports,
             self.locations, self.pushes.expectations, self.copies,
         )  # fmt: skip
+        store.open_devices = device_opener(config, loop, self.broken.note, self.resolver.devices.tell_gone)
         self.succession = Succession(
             self.place.pid, self.tasks, self.sessions, self.requests, self.promises, self.resolver, self.locations
         )

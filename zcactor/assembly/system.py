@@ -159,6 +159,11 @@ class SystemActor:
         session = current_call.get().session
         return await proof_of(x, uuid, exports, session, self._store, self._devices.direct.reason(session))
 
+    @inline
+    def device_gone(self, owner: bytes, place: int) -> object:
+        """Unmap an extent of another process's GPU memory that is no more."""
+        return self._told(self._devices.gone, owner, place)
+
     async def hold(self, ended: list[int], held: list[int]) -> None:
         """Note the objects that the caller still holds of those leased by connections which have ended at its side.
 

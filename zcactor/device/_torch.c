@@ -22,8 +22,8 @@ typedef struct {
     uint64_t address, nbytes;
     int device;
     unsigned pool; /* the runtime to which it belongs */
-    int fd;        /* the descriptor by which peers import it, if it was made here; else -1 */
-    int taken;     /* whether Python has the descriptor, so that peers may have the memory */
+    int made;      /* whether it was made here, by CUDA's functions */
+    int taken;     /* whether Python knows it, so that peers may have the memory */
     heap_t *heap;
 } extent_t;
 
@@ -34,12 +34,10 @@ typedef struct { /* CUDA's functions; all return 0 where they succeed */
     int (*map)(uint64_t address, size_t nbytes, size_t offset, uint64_t handle, unsigned long long flags);
     int (*unmap)(uint64_t address, size_t nbytes);
     int (*allow)(uint64_t address, size_t nbytes, const void *access, size_t count);
-    int (*export)(int *fd, uint64_t handle, int kind, unsigned long long flags);
     int (*release)(uint64_t handle);
     int (*synchronize)(void *stream);
 } functions_t;
-#define FUNCTIONS 9
-#define BY_DESCRIPTOR 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
+#define FUNCTIONS 8
 
 typedef struct {
     unsigned pool;   /* 0: none */
@@ -70,7 +68,7 @@ static uint64_t free_in(extent_t *e) {
     pthread_mutex_unlock(&e->heap->lock);
     return size;
 }
-static int add_extent(unsigned pool, int device, uint64_t address, uint64_t nbytes, int fd) {
+static int add_extent(unsigned pool, int device, uint64_t address, uint64_t nbytes, int made) {
     if (count == room) {
         extent_t *more = realloc(extents, (room ? 2 * room : 64) * sizeof *more);
         if (!more) return -1;
@@ -83,7 +81,7 @@ static int add_extent(unsigned pool, int device, uint64_t address, uint64_t nbyt
     int wrong = grow(heap, 0, nbytes);
     pthread_mutex_unlock(&heap->lock);
     if (wrong) { heap_free(heap); return -1; }
-    extents[count++] = (extent_t){address, nbytes, device, pool, fd, 0, heap};
+    extents[count++] = (extent_t){address, nbytes, device, pool, made, 0, heap};
     devices[device].told = 0;
     return 0;
 }
@@ -104,13 +102,10 @@ static int make_extent(device_t *d, int device, uint64_t least) {
     nbytes = (nbytes + d->step - 1) / d->step * d->step;
     if (nbytes > d->limit - d->made) nbytes = (least + d->step - 1) / d->step * d->step;
     if (nbytes > d->limit - d->made || d->call.reserve(&address, nbytes, 0, 0, 0)) return -1;
-    int fd = -1, made = !d->call.create(&handle, nbytes, d->properties, 0), mapped = 0, done = 0;
+    int made = !d->call.create(&handle, nbytes, d->properties, 0), mapped = 0, done = 0;
     if (made) mapped = !d->call.map(address, nbytes, 0, handle, 0);
-    if (mapped && !d->call.allow(address, nbytes, d->access, d->naccess) &&
-        !d->call.export(&fd, handle, BY_DESCRIPTOR, 0)) {
-        done = !add_extent(d->pool, device, address, nbytes, fd);
-        if (!done) close(fd);
-    }
+    if (mapped && !d->call.allow(address, nbytes, d->access, d->naccess))
+        done = !add_extent(d->pool, device, address, nbytes, 1);
     if (!done && mapped) d->call.unmap(address, nbytes);
     if (made) d->call.release(handle); /* the memory lives on while it is mapped */
     if (!done) { d->call.unreserve(address, nbytes); return -1; }
@@ -125,11 +120,10 @@ static int give_back(device_t *d, int device, uint64_t keep) {
     for (size_t left = 2; left--;)
         for (size_t i = count; i--;) {
             extent_t *e = extents + i;
-            if (e->pool != d->pool || e->device != device || e->fd < 0 || e->taken || e->heap->used) continue;
+            if (e->pool != d->pool || e->device != device || !e->made || e->taken || e->heap->used) continue;
             if (left) { idle += e->nbytes; continue; } /* the first round counts */
             if (idle <= keep || d->call.unmap(e->address, e->nbytes)) continue;
             d->call.unreserve(e->address, e->nbytes);
-            close(e->fd);
             heap_free(e->heap);
             idle -= e->nbytes;
             d->made -= e->nbytes;
@@ -258,7 +252,7 @@ static PyObject *py_add(PyObject *module, PyObject *args) {
     int device, code = 0;
     unsigned long long address, nbytes;
     if (!PyArg_ParseTuple(args, "IiKK", &pool, &device, &address, &nbytes) || !is_device(device)) return NULL;
-    UNLOCKED(code = add_extent(pool, device, address, nbytes, -1);)
+    UNLOCKED(code = add_extent(pool, device, address, nbytes, 0);)
     if (code) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
@@ -273,7 +267,7 @@ static PyObject *py_find(PyObject *module, PyObject *arg) {
     )
     if (!found.nbytes) Py_RETURN_NONE;
     unsigned long long first = found.address, nbytes = found.nbytes;
-    return Py_BuildValue("IiKKi", found.pool, found.device, first, nbytes, found.fd);
+    return Py_BuildValue("IiKK", found.pool, found.device, first, nbytes);
 }
 static PyObject *py_take_idle(PyObject *module, PyObject *args) {
     (void)module;
@@ -286,7 +280,7 @@ static PyObject *py_take_idle(PyObject *module, PyObject *args) {
         UNLOCKED(
             size_t last = count;
             for (size_t i = 0; i < count; i++)
-                if (extents[i].pool == pool && extents[i].fd < 0 && !extents[i].heap->used) {
+                if (extents[i].pool == pool && !extents[i].made && !extents[i].heap->used) {
                     idle += extents[i].nbytes;
                     last = i;
                 }
@@ -323,7 +317,7 @@ static PyMethodDef functions[] = {
     {"make_by", py_make_by, METH_VARARGS,
      "make_by(device, functions, properties, access, naccess, step, limit, keep): make extents by CUDA's functions"},
     {"add", py_add, METH_VARARGS, "add(pool, device, address, nbytes): add an extent"},
-    {"find", py_find, METH_O, "find(address) -> (pool, device, address, nbytes, fd) of the extent there, or None"},
+    {"find", py_find, METH_O, "find(address) -> (pool, device, address, nbytes) of the extent there, or None"},
     {"take_idle", py_take_idle, METH_VARARGS, "take_idle(pool, keep) -> addresses of extents that were taken away"},
     {"figures", py_figures, METH_O, "figures(pool) -> (bytes of all extents, bytes in use)"},
     {NULL, NULL, 0, NULL}};

@@ -66,11 +66,10 @@ class Card(Protocol):
 class _Extent:
     offset: int
     nbytes: int
-    handle: int
     address: int
     heap: Heap
-    exported: int = -1
-    """The descriptor by which it is exported; -1 before it is needed."""
+    readers: set[bytes] = field(default_factory=set)
+    """The processes to which it was exported."""
     used_by: list[tuple[int, int, list[Moment]]] = field(default_factory=list)
     """Freed bytes, from where to where, with the work that may still use them."""
 
@@ -102,6 +101,9 @@ class DeviceArena:
         self._pid: Final = os.getpid()
         self._reservations: list[tuple[int, int]] = []
         self._cards: Final[WeakSet[Card]] = WeakSet()
+        self.on_gone: Callable[[int, set[bytes]], None] = _nothing
+        """Called, under a lock and by any thread, with the offset of each extent that was given back, and the processes
+        that may have it mapped."""
         self.on_freed: Callable[[], None] = _nothing
         """Called after each `give_back`, perhaps in a finalizer; it is to see to it that `tidy` is called soon."""
 
@@ -236,21 +238,21 @@ class DeviceArena:
             driver.map(device, address, handle, nbytes, True)
         except (DeviceError, MemoryError):
             self._handles.append(handle)
-            self._trim(nbytes + self._capacity)  # it releases the handle
+            self._release()
             raise
-        extent = _Extent(self._next, nbytes, handle, address, heap)
+        self._handles.append(handle)  # the memory lives on while it is mapped
+        extent = _Extent(self._next, nbytes, address, heap)
         self._next += nbytes
         self._extents.append(extent)
         return extent
 
-    def adopt(self, address: int, nbytes: int, fd: int) -> int:
+    def adopt(self, address: int, nbytes: int) -> int:
         """Take over an extent that was made and mapped elsewhere, for as long as the process lives: all of it is in
         use. Peers import it like any other.
 
         Args:
             address: its address.
             nbytes: its bytes.
-            fd: the descriptor by which it is exported, which becomes the arena's.
 
         Returns:
             Its offset in the arena.
@@ -259,7 +261,7 @@ class DeviceArena:
         heap.grow(0, nbytes)
         heap.allocate(nbytes, ALIGNMENT)
         with self._lock:
-            extent = _Extent(self._next, nbytes, 0, address, heap, fd)
+            extent = _Extent(self._next, nbytes, address, heap)
             self._next += nbytes
             self._extents.append(extent)
             return extent.offset
@@ -319,40 +321,36 @@ class DeviceArena:
             self._driver.unmap(self._device, extent.address, extent.nbytes)
             self._extents.remove(extent)
             kept -= extent.nbytes
-            if extent.exported >= 0:
-                os.close(extent.exported)
-            self._handles.append(extent.handle)
+            if extent.readers:
+                self.on_gone(extent.offset, extent.readers)
+        self._release()
+        return waits
+
+    def _release(self) -> None:
         while self._handles:
             self._driver.release(self._device, self._handles[-1])
             self._handles.pop()
-        return waits
 
-    def offsets(self) -> list[int]:
-        """The offsets of all extents."""
-        with self._lock:
-            return [extent.offset for extent in self._extents]
-
-    def exports(self, known: Collection[int]) -> list[ExportedExtent]:
-        """Export the extents that a peer lacks, each for the first time when it is needed.
-
-        Args:
-            known: offsets of extents that the peer has.
+    def exports(self, offsets: Collection[int], reader: bytes) -> list[ExportedExtent]:
+        """Export the extents around offsets to a process.
 
         Raises:
             DeviceError: with `CudaCode.NOT_SUPPORTED` where memory cannot leave the process.
         """
+        made: list[ExportedExtent] = []
         with self._lock:
-            missing = [extent for extent in self._extents if extent.offset not in known]
-            for extent in missing:
-                if extent.exported < 0:
-                    extent.exported = self._driver.export(self._device, extent.handle)
-            return [ExportedExtent(extent.offset, extent.nbytes, os.dup(extent.exported)) for extent in missing]
+            wanted = [each for each in self._extents if any(0 <= at - each.offset < each.nbytes for at in offsets)]
+            try:
+                for extent in wanted:
+                    fd = self._driver.export(self._device, extent.address, extent.nbytes)
+                    made.append(ExportedExtent(extent.offset, extent.nbytes, fd))
+                    extent.readers.add(reader)
+            except DeviceError:
+                for each in made:
+                    os.close(each.fd)
+                raise
+        return made
 
-    def __del__(self) -> None:
-        for extent in self._extents:
-            if extent.exported >= 0:
-                os.close(extent.exported)
 
-
-def _nothing() -> None:
-    """Do nothing: nobody asks for `DeviceArena.tidy`."""
+def _nothing(*_: object) -> None:
+    """Do nothing: nobody wants to know."""

@@ -132,8 +132,13 @@ class GpuDriver(Protocol):
     def release(self, device: int, handle: int) -> None:
         """Give up a handle. The memory lives on while it is mapped, or while another process has it."""
 
-    def export(self, device: int, handle: int) -> int:
-        """Export memory. Returns a descriptor, which belongs to the caller.
+    def export(self, device: int, address: int, nbytes: int) -> int:
+        """Export memory that is mapped. Returns a descriptor, which belongs to the caller.
+
+        Args:
+            device: the GPU.
+            address: where the memory is mapped.
+            nbytes: all its bytes.
 
         Raises:
             DeviceError: with `CudaCode.NOT_SUPPORTED` where `exports` is False, or the memory is another process's.

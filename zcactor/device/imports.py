@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from zcactor.device.events import EVERYWHERE, OTHERS, Moment
 from zcactor.errors import DeviceError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from zcactor.device.driver import GpuDriver
     from zcactor.device.memory import GpuMemory
@@ -118,6 +119,7 @@ class Imports:
 
     def __init__(self, gpus: Sequence[GpuMemory]) -> None:
         self._gpus: Final = {gpu.uuid: gpu for gpu in gpus}
+        self._lock: Final = threading.Lock()
         self._peers: dict[bytes, _Peer] = {}
         self._living: WeakValueDictionary[int, ImportedExtent] = WeakValueDictionary()
         """All extents that are mapped, by their addresses."""
@@ -130,11 +132,6 @@ class Imports:
         """Whether an owner, of which something was imported, has not ended since."""
         return owner in self._peers
 
-    def known(self, owner: bytes) -> list[int]:
-        """The offsets of the owner's extents that are here."""
-        peer = self._peers.get(owner)
-        return [] if peer is None else [each.offset for each in peer.extents]
-
     def find(self, owner: bytes, offset: int, nbytes: int) -> ImportedExtent | None:
         """The extent in which bytes of an owner lie, or None."""
         peer = self._peers.get(owner)
@@ -145,13 +142,12 @@ class Imports:
         found = extents[at]
         return found if offset - found.offset + nbytes <= found.nbytes else None
 
-    def add(self, owner: bytes, remote: Sequence[RemoteExtent], gone: Iterable[int]) -> str:
-        """Import extents, and forget those that are gone. May take milliseconds; one call at a time for an owner.
+    def add(self, owner: bytes, remote: Sequence[RemoteExtent]) -> str:
+        """Import extents. May take milliseconds; one call at a time for an owner.
 
         Args:
             owner: process id of the owner, 16 bytes.
             remote: the extents; their descriptors are closed.
-            gone: offsets of extents that the owner has no more.
 
         Returns:
             Why some extent could not be imported; empty where all could.
@@ -160,24 +156,28 @@ class Imports:
             ProtocolError: an extent overlaps another.
         """
         peer = self._peers.setdefault(owner, _Peer())
-        dropped = set(gone)
-        extents, reason = [each for each in peer.extents if each.offset not in dropped], ""
+        reason = ""
         try:
             for each in remote:
-                reason = self._add(extents, each) or reason
+                reason = self._add(peer, each) or reason
         finally:
             for each in remote:
                 os.close(each.fd)
-        peer.extents = extents
         return reason
 
-    def _add(self, extents: list[ImportedExtent], remote: RemoteExtent) -> str:
-        place = bisect_right(extents, remote.offset, key=lambda each: each.offset)
-        before, after = extents[max(place - 1, 0) : place], extents[place : place + 1]
-        ends = [each.offset + each.nbytes for each in before]
-        if any(end > remote.offset for end in ends) or any(
-            remote.offset + remote.nbytes > each.offset for each in after
-        ):
+    def drop(self, owner: bytes, offset: int) -> None:
+        """Forget an extent that the owner has no more. It is unmapped once the last lease in it is gone."""
+        peer = self._peers.get(owner)
+        if peer is not None:
+            with self._lock:
+                peer.extents = [each for each in peer.extents if each.offset != offset]
+
+    def _add(self, peer: _Peer, remote: RemoteExtent) -> str:
+        end = remote.offset + remote.nbytes
+        around = [each for each in peer.extents if each.offset < end and remote.offset < each.offset + each.nbytes]
+        if around:
+            if [(each.offset, each.nbytes) for each in around] == [remote[:2]]:
+                return ""
             raise ProtocolError(f"the peer names an extent at {remote.offset} that overlaps another of its extents")
         gpu = self._gpus.get(remote.uuid) or next(iter(self._gpus.values()), None)
         if gpu is None:
@@ -187,8 +187,9 @@ class Imports:
         except DeviceError as error:
             hidden = f"this process does not see the GPU {remote.uuid}: " if gpu.uuid != remote.uuid else ""
             return f"{hidden}{error}"
-        extents.insert(place, extent)
         self._living[extent.address] = extent
+        with self._lock:  # other threads look at the list meanwhile, so it does not change
+            peer.extents = sorted((*peer.extents, extent), key=lambda each: each.offset)
         return ""
 
     def lease_at(self, low: int, high: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakValueDictionary
@@ -167,6 +168,10 @@ class DeviceBlock:
         return store.process, self.id, 0
 
 
+def _gone(tending: Tending, base: int, offset: int, readers: set[bytes]) -> None:
+    tending.when_done([], partial(tending.tell_gone, readers, base + offset))
+
+
 class GpuMemory:
     """The memory and the events of this process on one GPU.
 
@@ -192,6 +197,7 @@ class GpuMemory:
         self.blocks: Final[WeakValueDictionary[int, DeviceBlock]] = WeakValueDictionary()
         """The objects, by their offsets in the arena."""
         self.arena.on_freed = tending.freed
+        self.arena.on_gone = partial(_gone, tending, self.base)
         tending.add(self.arena)
 
     def block_at(self, low: int, high: int) -> DeviceBlock | None:

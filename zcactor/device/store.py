@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.device.imports import Imports
 from zcactor.device.lease import DeviceLease
-from zcactor.device.memory import DeviceBlock, GpuMemory
+from zcactor.device.memory import DeviceBlock, GpuMemory, gpu_number
 from zcactor.device.tending import Tending
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.transport.local.extents import RemoteExtent
@@ -86,19 +87,16 @@ class DeviceStore:
         if self._torch is not None:
             self._torch.close()
 
-    def supply(self, known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
-        """The extents that a peer lacks, and the known ones that are no more; see `zcactor.transport.local.extents`.
-        There are none where memory cannot leave the process."""
-        lacking, here = [], set[int]()
+    def supply(self, reader: bytes, places: Collection[int]) -> list[RemoteExtent]:
+        """The extents around places, for a peer; see `zcactor.transport.local.extents`. There are none where memory
+        cannot leave the process."""
+        found = []
         for gpu in self.gpus:
-            base = gpu.base
-            here.update(base + offset for offset in gpu.arena.offsets())
-            try:
-                exported = gpu.arena.exports({number - base for number in known})
-            except DeviceError:
-                continue  # the peer asks for the bytes themselves
-            lacking += [RemoteExtent(base + each.offset, each.nbytes, gpu.uuid, each.fd) for each in exported]
-        return lacking, [number for number in known if number not in here]
+            inside = [place - gpu.base for place in places if gpu_number(place) == gpu.index]
+            with contextlib.suppress(DeviceError):  # the peer asks for the bytes themselves
+                exported = gpu.arena.exports(inside, reader)
+                found += [RemoteExtent(gpu.base + each.offset, each.nbytes, gpu.uuid, each.fd) for each in exported]
+        return found
 
     def holds(self, x: Any) -> bool:
         """Whether `x` is an array on a GPU whose bytes peers of this runtime can map."""

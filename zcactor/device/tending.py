@@ -39,6 +39,9 @@ class Tending:
         self._has_freed = False
         """Whether an arena has something to give back."""
         self._pause = _FIRST_PAUSE
+        self.on_gone: Callable[[set[bytes], int], object] = _nothing
+        """Called, on the loop, for each extent that has gone back to its GPU: with the processes that may have it
+        mapped yet, and with its place among all extents of this process."""
         self.on_broken: Callable[[DeviceError], object] = _nothing
         """Called, on the loop, with each error by which a GPU's context turns out to be broken."""
 
@@ -50,6 +53,10 @@ class Tending:
         """Call a function, on the loop, once some work is done. It runs in finalizers, so it takes no lock."""
         self._waiting.append((work, call))
         self.wake()
+
+    def tell_gone(self, readers: set[bytes], place: int) -> None:
+        """Tell that an extent is gone; see `on_gone`. On the loop."""
+        self.on_gone(readers, place)
 
     def freed(self) -> None:
         """Look after the arenas soon. It runs in finalizers, on any thread."""
@@ -101,5 +108,5 @@ class Tending:
             self.on_broken(error)
 
 
-def _nothing(_: DeviceError) -> None:
-    """Do nothing: nobody asks for broken contexts."""
+def _nothing(*_: object) -> None:
+    """Do nothing: nobody wants to know."""

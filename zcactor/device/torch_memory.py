@@ -39,7 +39,7 @@ ALLOCATE, FREE = "zcactor_torch_alloc", "zcactor_torch_free"
 """Names of the C functions, in the file of `zcactor.device._torch`."""
 _FUNCTIONS: Final = (
     "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
-    "cuMemExportToShareableHandle", "cuMemRelease", "cuStreamSynchronize",
+    "cuMemRelease", "cuStreamSynchronize",
 )  # fmt: skip
 """The functions of CUDA that make an extent and end it, in the order of `zcactor.device._torch.make_by`."""
 _PROPERTIES: Final = struct.Struct("<iiiixxxxxxxxBBH4x")
@@ -220,11 +220,11 @@ class TorchMemory:
         found = _torch.find(address)
         if found is None or found[0] != self.number:
             return None
-        _, device, start, nbytes, fd = found
+        _, device, start, nbytes = found
         known = self._extents.get(start)
         if known is None:
             gpu = self._gpus[device]
-            known = self._extents[start] = gpu, gpu.arena.adopt(start, nbytes, fd), None
+            known = self._extents[start] = gpu, gpu.arena.adopt(start, nbytes), None
         return known[0], known[1], start
 
     @contextmanager

@@ -30,6 +30,7 @@ from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.locations import LostPart, outcome
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part, is_unread
+from zcactor.transport.local.extents import MOST_EXTENTS
 
 if TYPE_CHECKING:
     from zcactor.device.lease import DeviceLease
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.store import Store
     from zcactor.peers.connections import Connections
     from zcactor.peers.requests import Requests
+    from zcactor.process.sessions import Sessions
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
 
@@ -53,7 +55,7 @@ class DeviceReach:
     """The parts that a process makes of regions of GPU memory. Used on the loop's thread.
 
     Args:
-        process: id of this process, 16 bytes.
+        sessions: the sessions of this process.
         tasks: the tasks of this process.
         connections: connect to third processes.
         requests: ask other processes for leases and bytes.
@@ -63,10 +65,11 @@ class DeviceReach:
     """
 
     def __init__(
-        self, process: bytes, tasks: Tasks, connections: Connections, requests: Requests, store: Store,
+        self, sessions: Sessions, tasks: Tasks, connections: Connections, requests: Requests, store: Store,
         locations: Locations, copies: CopyCounter,
     ) -> None:  # fmt: skip
-        self._process = process
+        self._sessions = sessions
+        self._process = process = sessions.process
         self._tasks = tasks
         self._connections = connections
         self._requests = requests
@@ -79,6 +82,8 @@ class DeviceReach:
         self.rejected: dict[tuple[bytes, int], str] = {}
         """The reasons why the memory of a peer's GPU cannot be mapped here, by the peer and its number of the GPU."""
         self._fetching: dict[bytes, asyncio.Lock] = {}
+        self._wanted: dict[bytes, set[int]] = {}
+        """The places around which extents are to be fetched, by their owners."""
         self._here: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
         """Copies that are here: blocks in our GPU memory, or arrays of NumPy."""
         self._coming: dict[_Key, asyncio.Task[Any]] = {}
@@ -243,24 +248,40 @@ class DeviceReach:
         return await self.pieces.to_store(owner, lease, self._copies)
 
     async def _import(self, owner: Session, lease: DeviceLease) -> None:
-        """Import the extents of an owner that are missing here. Several arrays that come together wait for one
-        import."""
+        """Import the extent around a lease. Those of arrays that come together are fetched together."""
         imports = self._store.devices().imports
-        lock = self._fetching.setdefault(lease.owner, asyncio.Lock())
-        async with lock:
+        wanted = self._wanted.setdefault(lease.owner, set())
+        wanted.add(lease.offset)
+        async with self._fetching.setdefault(lease.owner, asyncio.Lock()):
             if self._extent(lease) is None:
+                missing = [each for each in wanted if imports.find(lease.owner, each, 1) is None]
+                places = [lease.offset, *missing][:MOST_EXTENTS]
+                wanted.clear()
                 try:
-                    extents, gone = await owner.connection.fetch_extents(imports.known(lease.owner))
+                    extents = await owner.connection.fetch_extents(places)
                 except (ConnectionLost, OSError):  # the bytes may still come through host memory
                     return
-                reason = await asyncio.to_thread(imports.add, lease.owner, extents, gone)
+                reason = await asyncio.to_thread(imports.add, lease.owner, extents)
                 if self._extent(lease) is None:
                     self.rejected[_gpu_of(lease)] = reason or "the owner does not export its memory"
+
+    def tell_gone(self, readers: set[bytes], place: int) -> None:
+        """Let the processes that may have an extent of ours mapped unmap it."""
+        for reader in readers:
+            session = self._sessions.used.get(reader)
+            if session is not None:
+                self._requests.send(session, "device_gone", (self._process, place))
+
+    def gone(self, owner: bytes, place: int) -> None:
+        """Forget an extent that its owner has no more."""
+        if self._store.devices_in_use is not None:
+            self._store.devices_in_use.imports.drop(owner, place)
 
     def _left(self, session: Session, another: Session | None) -> None:
         devices = self._store.devices_in_use
         if another is None:
             self._fetching.pop(session.peer_process, None)
+            self._wanted.pop(session.peer_process, None)
             self.direct.forget(session.peer_process)
             for key in [key for key in self.rejected if key[0] == session.peer_process]:
                 del self.rejected[key]

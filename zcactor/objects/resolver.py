@@ -85,7 +85,7 @@ class Resolver:
         self._process = sessions.process
         self._coming: dict[asyncio.Task[Part], tuple[bytes, bytes]] = {}
         """The tasks that get objects which are passed on here: the owner of each, and the process that passes it on."""
-        self.devices = DeviceReach(sessions.process, tasks, connections, requests, store, locations, copies)
+        self.devices = DeviceReach(sessions, tasks, connections, requests, store, locations, copies)
 
     def import_region(
         self, session: Session, region: Region, unread: bool, sealed: bool

@@ -144,7 +144,7 @@ class Connection(Protocol):
     them, so that the peer's `pull` need not ask for them. Any thread may call it. None where `pull` needs neither."""
 
     fetch_extents: Any
-    """``await fetch_extents(known)`` gets the extents of the peer's GPU memory that are not known; see
+    """``await fetch_extents(places)`` gets the extents around places of the peer's GPU memory; see
     `zcactor.transport.local.extents.receive_extents`. None where the peer is not on this host."""
 
     ask_to_dial: Callable[[], None] | None

@@ -6,6 +6,6 @@ from typing import Final
 
 __all__ = ["PROTOCOL_VERSION"]
 
-PROTOCOL_VERSION: Final = 17
+PROTOCOL_VERSION: Final = 18
 """Rises with each change of the handshake, of the schema or of a field's meaning. Peers of another version are
 refused."""

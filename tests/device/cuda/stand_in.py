@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -76,6 +77,7 @@ class StandIn:
         }
         self._local: Final = threading.local()
         self._owners: Final[dict[int, int]] = {}
+        self._retained: Final[Counter[int]] = Counter()
         """The device of each handle."""
         self._mapped: Final[dict[int, tuple[int, int]]] = {}
         """Handle and bytes of the memory at an address."""
@@ -260,14 +262,26 @@ class StandIn:
         return code
 
     def cuMemRelease(self, handle: int) -> tuple[Any, ...]:
+        if self._retained[int(handle)]:
+            self._retained[int(handle)] -= 1
+            return (bindings.CUresult.CUDA_SUCCESS,)
         code = self._only("release", 0, handle)
         if not code[0]:
             del self._owners[handle]
         return code
 
+    def cuMemRetainAllocationHandle(self, address: int) -> tuple[Any, ...]:
+        found = self._mapped.get(address)
+        if found is None:
+            return (bindings.CUresult.CUDA_ERROR_INVALID_VALUE,)
+        self._retained[found[0]] += 1
+        return bindings.CUresult.CUDA_SUCCESS, bindings.CUmemGenericAllocationHandle(found[0])
+
     def cuMemExportToShareableHandle(self, handle: int, kind: Any, flags: int) -> tuple[Any, ...]:
         assert kind == bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and not flags
-        return self._do("export", self._now(), handle)
+        assert self._retained[int(handle)]
+        address, nbytes = next((at, size) for at, (each, size) in self._mapped.items() if each == int(handle))
+        return self._do("export", self._now(), address, nbytes)
 
     def cuMemImportFromShareableHandle(self, what: int, kind: Any) -> tuple[Any, ...]:
         assert kind == bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

@@ -15,7 +15,7 @@ from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.driver import CudaCode
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.testing.conformance.device import GpuDriverSuite
-from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, write
+from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, write
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import StandIn, opened_cuda
@@ -121,10 +121,16 @@ def test_memory_of_other_libraries() -> None:
 
 def test_failures_name_the_call() -> None:
     driver = opened_cuda("fail=export")
-    handle = driver.create(0, driver.granularity)
+    handle, nbytes = driver.create(0, driver.granularity), driver.granularity
+    address = map_anew(driver, 0, handle, nbytes)
     with pytest.raises(DeviceError, match="export on GPU 0 failed with error 999: cuMemExportToShareableHandle"):
-        driver.export(0, handle)
-    os.close(int(driver.export(0, handle)))
+        driver.export(0, address, nbytes)
+    os.close(driver.export(0, address, nbytes))
+    fds = len(os.listdir("/proc/self/fd"))
+    driver.unmap(0, address, nbytes)
+    with pytest.raises(DeviceError):
+        driver.export(0, address, nbytes)
+    assert len(os.listdir("/proc/self/fd")) == fds
     with pytest.raises(DeviceError, match="has 2097152 bytes, not 4194304"):
         driver.map(0, driver.reserve(0, 2 * driver.granularity), handle, 2 * driver.granularity, True)
 

@@ -94,10 +94,9 @@ def test_a_stream_that_is_held() -> None:
 @pytest.mark.slow
 def test_a_peer_reads_stale_bytes_without_waits() -> None:
     driver = FakeGpuDriver("waits=no")
-    handle = driver.create(0, NBYTES)
-    address = map_anew(driver, 0, handle, NBYTES)
+    address = mapped(driver, 0, NBYTES)
     with DevicePeer(partial(FakeGpuDriver, "waits=no")) as peer:
-        exported = driver.export(0, handle)
+        exported = driver.export(0, address, NBYTES)
         imported = peer.call("import_", 0, -1, NBYTES, fd=exported)
         os.close(exported)
         there = peer.call("map_anew", 0, imported, NBYTES, False)
@@ -121,7 +120,7 @@ def one(driver: FakeGpuDriver, call: str) -> None:
         "import_": (0, -1, NBYTES), "dma_buf": (0, NBYTES, NBYTES), "wait": (0, 0, 1), "record": (0, 1, 0),
         "open_event": (0, b""), "tell": (0, 0, bool),
     }  # fmt: skip
-    counts = {"unreserve": 3, "unmap": 3, "free": 1, "flush": 1, "stream": 1, "event": 1}
+    counts = {"unreserve": 3, "unmap": 3, "export": 3, "free": 1, "flush": 1, "stream": 1, "event": 1}
     getattr(driver, call)(*arguments.get(call, (0, 1, 1)[: counts.get(call, 2)]))
 
 
@@ -234,10 +233,9 @@ def test_visible_gpus() -> None:
 
 def test_memory_of_a_hidden_gpu_is_mapped_by_a_visible_one() -> None:
     driver, other = FakeGpuDriver("devices=2"), FakeGpuDriver("devices=2", "1")
-    handle = driver.create(0, NBYTES)
-    address = map_anew(driver, 0, handle, NBYTES)
+    address = mapped(driver, 0, NBYTES)
     write(driver, 0, address, b"far")
-    fd = driver.export(0, handle)
+    fd = driver.export(0, address, NBYTES)
     there = map_anew(other, 0, other.import_(0, fd, NBYTES), NBYTES, False)
     os.close(fd)
     assert read(other, 0, there, 3) == b"far"

@@ -106,16 +106,16 @@ def test_memory_is_counted_until_nothing_holds_it() -> None:
 def test_an_import_is_another_handle_of_the_same_memory() -> None:
     memory, other = FakeMemory(FakeOptions()), FakeMemory(FakeOptions())
     handle, base, there = memory.create(0, NBYTES), memory.reserve(NBYTES), other.reserve(NBYTES)
-    fd = memory.export(handle)
+    memory.map(0, base, handle, NBYTES, True)
+    fd = memory.export(base, NBYTES)
     imported = other.import_(fd, NBYTES)
     assert code(lambda: other.import_(fd, 2 * NBYTES)) == CudaCode.INVALID_VALUE
     os.close(fd)
-    memory.map(0, base, handle, NBYTES, True)
     other.map(0, there, imported, NBYTES, False)
     ctypes.memmove(memory.engines(0, base, 3, write=True), b"abc", 3)
     assert ctypes.string_at(other.engines(0, there, 3, write=False), 3) == b"abc"
     assert other.free(0) == FakeOptions().memory  # the owner's memory, not its own
-    assert code(lambda: other.export(imported)) == CudaCode.NOT_SUPPORTED
+    assert code(lambda: other.export(there, NBYTES)) == CudaCode.NOT_SUPPORTED
 
 
 def test_a_card_gets_one_extent() -> None:

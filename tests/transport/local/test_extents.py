@@ -16,6 +16,7 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.local.extents import MOST_EXTENTS, RemoteExtent, hand_out, receive_extents
 
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
+READER = b"r" * 16
 Ends = tuple[socket.socket, socket.socket]
 
 
@@ -29,18 +30,18 @@ def ends() -> Iterator[Ends]:
 
 
 async def test_there_and_back(ends: Ends) -> None:
-    asked: list[list[int]] = []
+    asked: list[tuple[bytes, list[int]]] = []
     with memfd(4096) as fd:
         os.pwrite(fd, b"bytes", 0)
 
-        def supply(known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
-            asked.append(list(known))
-            return [RemoteExtent(1 << 48 | at, 4096, UUID, os.dup(fd)) for at in range(3)], [7]
+        def supply(reader: bytes, places: Collection[int]) -> list[RemoteExtent]:
+            asked.append((reader, list(places)))
+            return [RemoteExtent(1 << 48 | at, 4096, UUID, os.dup(fd)) for at in range(2)]
 
         before = opened()
-        _, (extents, gone) = await asyncio.gather(hand_out(ends[0], supply), receive_extents(ends[1], [5, 7]))
-        assert asked == [[5, 7]] and gone == [7]
-        assert [each[:3] for each in extents] == [(1 << 48 | at, 4096, UUID) for at in range(3)]
+        _, extents = await asyncio.gather(hand_out(ends[0], supply, READER), receive_extents(ends[1], [5, 7]))
+        assert asked == [(READER, [5, 7])]
+        assert [each[:3] for each in extents] == [(1 << 48 | at, 4096, UUID) for at in range(2)]
         for each in extents:
             assert os.pread(each.fd, 5, 0) == b"bytes"
             os.close(each.fd)
@@ -48,8 +49,8 @@ async def test_there_and_back(ends: Ends) -> None:
 
 
 async def test_nothing(ends: Ends) -> None:
-    _, found = await asyncio.gather(hand_out(ends[0], lambda _: ([], [])), receive_extents(ends[1], []))
-    assert found == ([], [])
+    _, found = await asyncio.gather(hand_out(ends[0], lambda *_: [], READER), receive_extents(ends[1], [1]))
+    assert found == []
 
 
 @pytest.mark.parametrize(
@@ -58,14 +59,13 @@ async def test_nothing(ends: Ends) -> None:
         struct.pack("<BQQ40s", 9, 0, 0, b""),
         struct.pack("<BQQ40s", 2, 0, 0, b"\xff") + bytes(64),
         struct.pack("<BQQ40s", 1, 0, 0, UUID.encode()) + b"\0",  # no descriptor follows
-        struct.pack("<BQQ40s", 0, 0, 0, b"") + struct.pack("<I", MOST_EXTENTS + 1),
     ],
-    ids=["kind", "uuid", "descriptor", "count"],
+    ids=["kind", "uuid", "descriptor"],
 )
 async def test_malformed_answers(ends: Ends, answer: bytes) -> None:
     ends[0].send(answer)
     with pytest.raises(ProtocolError):
-        await receive_extents(ends[1], [])
+        await receive_extents(ends[1], [1])
 
 
 async def test_a_sender_that_ends_leaves_no_descriptor(ends: Ends) -> None:
@@ -75,7 +75,7 @@ async def test_a_sender_that_ends_leaves_no_descriptor(ends: Ends) -> None:
         socket.send_fds(ends[0], [b"\1"], [fd])
         ends[0].shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionLost):
-            await receive_extents(ends[1], [])
+            await receive_extents(ends[1], [1])
         assert opened() <= before
 
 
@@ -85,11 +85,22 @@ async def test_a_malformed_extent_leaves_no_descriptor(ends: Ends) -> None:
         ends[0].send(struct.pack("<BQQ40s", 1, 0, 4096, b"\xff"))
         socket.send_fds(ends[0], [b"\1"], [fd])
         with pytest.raises(ProtocolError, match="malformed"):
-            await receive_extents(ends[1], [])
+            await receive_extents(ends[1], [1])
         assert opened() <= before
 
 
-async def test_a_receiver_that_has_too_many(ends: Ends) -> None:
+async def test_a_sender_that_names_more_than_it_was_asked_for(ends: Ends) -> None:
+    with memfd(4096) as fd:
+        before = opened()
+        for at in range(2):
+            ends[0].send(struct.pack("<BQQ40s", 1, 4096 * at, 4096, UUID.encode()))
+            socket.send_fds(ends[0], [b"\1"], [fd])
+        with pytest.raises(ProtocolError, match="too many"):
+            await receive_extents(ends[1], [1])
+        assert opened() <= before
+
+
+async def test_a_receiver_that_asks_for_too_many(ends: Ends) -> None:
     ends[1].send(struct.pack("<I", MOST_EXTENTS + 1))
     with pytest.raises(ProtocolError, match="at most"):
-        await hand_out(ends[0], lambda _: ([], []))
+        await hand_out(ends[0], lambda *_: [], READER)

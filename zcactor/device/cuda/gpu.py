@@ -215,13 +215,18 @@ class CudaGpuDriver:
             self._cuda.ask("release", device, "cuMemRelease", handle)
             del self._state.handles[handle]
 
-    def export(self, device: int, handle: int) -> int:
+    def export(self, device: int, address: int, nbytes: int) -> int:
         with self._cuda.current("export", device):
-            memory = self._memory("export", device, handle)
-            if not self.exports or not memory.is_ours:
-                reason = "the GPU exports no memory" if memory.is_ours else "it is another process's memory"
+            memory = self._state.mapped.get(address)
+            if not self.exports or (memory is not None and not memory.is_ours):
+                reason = "it is another process's memory" if self.exports else "the GPU exports no memory"
                 raise DeviceError("export", CudaCode.NOT_SUPPORTED, device, False, reason)
-            return int(self._cuda.ask("export", device, "cuMemExportToShareableHandle", handle, self._descriptors, 0))
+            handle = self._cuda.ask("export", device, "cuMemRetainAllocationHandle", address)
+            try:
+                descriptors = self._descriptors
+                return int(self._cuda.ask("export", device, "cuMemExportToShareableHandle", handle, descriptors, 0))
+            finally:
+                self._api.cuMemRelease(handle)
 
     def import_(self, device: int, fd: int, nbytes: int) -> int:
         with self._cuda.current("import_", device):

@@ -151,9 +151,9 @@ class FakeGpuDriver:
         with self._call("release", device):
             self._memory.release(handle)
 
-    def export(self, device: int, handle: int) -> int:
+    def export(self, device: int, address: int, nbytes: int) -> int:
         with self._call("export", device):
-            return self._memory.export(handle)
+            return self._memory.export(address, nbytes)
 
     def import_(self, device: int, fd: int, nbytes: int) -> int:
         with self._call("import_", device):

@@ -161,13 +161,17 @@ class FakeMemory:
     def unmap(self, address: int, nbytes: int) -> None:
         """Undo a mapping."""
         with self._lock:
-            found = [each for each in self._ranges if each.address == address and each.end == address + nbytes]
-            if not found:
-                raise Refused(CudaCode.INVALID_VALUE, f"{nbytes} bytes at {address:#x} are not a mapped extent")
-            self._ranges.remove(found[0])
-            system.anonymous(address + found[0].shift, nbytes)
-            found[0].extent.mapped -= 1
-            self._let_go(found[0].extent)
+            found = self._mapped(address, nbytes)
+            self._ranges.remove(found)
+            system.anonymous(address + found.shift, nbytes)
+            found.extent.mapped -= 1
+            self._let_go(found.extent)
+
+    def _mapped(self, address: int, nbytes: int) -> _Range:
+        found = self._at(address)
+        if found is None or (found.address, found.end) != (address, address + nbytes):
+            raise Refused(CudaCode.INVALID_VALUE, f"{nbytes} bytes at {address:#x} are not a mapped extent")
+        return found
 
     def release(self, handle: int) -> None:
         """Give up a handle."""
@@ -184,10 +188,10 @@ class FakeMemory:
             self._used[extent.number] -= extent.nbytes
         os.close(extent.fd)
 
-    def export(self, handle: int) -> int:
+    def export(self, address: int, nbytes: int) -> int:
         """Export memory."""
         with self._lock:
-            extent = self._extent(handle)
+            extent = self._mapped(address, nbytes).extent
             if self._options.export == "none" or not extent.own:
                 reason = "this driver's memory" if extent.own else "memory of another process"
                 raise Refused(CudaCode.NOT_SUPPORTED, f"{reason} cannot be exported")

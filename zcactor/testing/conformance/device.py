@@ -119,7 +119,7 @@ class GpuDriverSuite:
         base = driver.reserve(0, driver.granularity)
         for call in (
             lambda: driver.release(0, 12345),
-            lambda: driver.export(0, 12345),
+            lambda: driver.export(0, base, driver.granularity),
             lambda: driver.map(0, base, 12345, driver.granularity, True),
         ):
             with pytest.raises(DeviceError):
@@ -213,10 +213,10 @@ class GpuDriverSuite:
         address = map_anew(driver, 0, handle, nbytes)
         if not driver.exports:
             with pytest.raises(DeviceError) as caught:
-                driver.export(0, handle)
+                driver.export(0, address, nbytes)
             assert caught.value.code == CudaCode.NOT_SUPPORTED
             return
-        there = self._import(driver, peer, handle, nbytes)
+        there = self._import(driver, peer, address, nbytes)
         write(driver, 0, address + nbytes - 5, b"hello")
         assert peer.call("read", 0, there + nbytes - 5, 5) == b"hello"
 
@@ -227,19 +227,19 @@ class GpuDriverSuite:
         handle = driver.create(0, nbytes)
         address = map_anew(driver, 0, handle, nbytes)
         write(driver, 0, address, b"from here")
-        there = self._import(driver, peer, handle, nbytes)
+        there = self._import(driver, peer, address, nbytes)
         driver.unmap(0, address, nbytes)
         driver.release(0, handle)
         assert peer.call("read", 0, there, 9) == b"from here"
 
     @staticmethod
-    def _import(driver: GpuDriver, peer: DevicePeer, handle: int, nbytes: int) -> int:
-        """Map a handle's memory in the second process, without write access. Returns the address there."""
-        exported = driver.export(0, handle)
+    def _import(driver: GpuDriver, peer: DevicePeer, address: int, nbytes: int) -> int:
+        """Map memory in the second process, without write access. Returns the address there."""
+        exported = driver.export(0, address, nbytes)
         imported = peer.call("import_", 0, -1, nbytes, fd=exported)
         os.close(exported)
-        address: int = peer.call("map_anew", 0, imported, nbytes, False)
-        return address
+        there: int = peer.call("map_anew", 0, imported, nbytes, False)
+        return there
 
     def test_imports_of_other_things(self, driver: GpuDriver) -> None:
         with open("/dev/null", "rb") as file, pytest.raises(DeviceError) as caught:
@@ -332,7 +332,7 @@ class GpuDriverSuite:
         nbytes = driver.granularity
         handle = driver.create(0, nbytes)
         address = map_anew(driver, 0, handle, nbytes)
-        there, event, stream = self._import(driver, peer, handle, nbytes), driver.event(0), driver.stream(0)
+        there, event, stream = self._import(driver, peer, address, nbytes), driver.event(0), driver.stream(0)
         exported = driver.export_event(0, event)
         assert len(exported) == EVENT_NBYTES
         opened = peer.call("open_event", 0, exported)

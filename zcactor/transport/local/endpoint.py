@@ -173,7 +173,7 @@ class LocalEndpoint(ListeningEndpoint):
                 await self._send_arena(sock, writable=True)
                 return
             if hello.purpose is Purpose.DEVICE_EXTENTS and self._supply is not None:
-                await hand_out(sock, self._supply)
+                await hand_out(sock, self._supply, hello.process)
                 return
             if hello.purpose is not Purpose.PEER:
                 raise ProtocolError(f"nobody connects on this host for {hello.purpose.name}")
@@ -216,12 +216,12 @@ class LocalEndpoint(ListeningEndpoint):
             async with answering(address, "on this host"):
                 return await self._receive_arena(sock, nbytes, writable=True)
 
-    async def _fetch_extents(self, address: str, known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
-        async def ask() -> tuple[list[RemoteExtent], list[int]]:
+    async def _fetch_extents(self, address: str, places: Collection[int]) -> list[RemoteExtent]:
+        async def ask() -> list[RemoteExtent]:
             with contextlib.ExitStack() as undo:
                 _, sock = await self._introduce(address, Purpose.DEVICE_EXTENTS, undo)
                 async with answering(address, "on this host"):
-                    return await receive_extents(sock, known)
+                    return await receive_extents(sock, places)
 
         return await self._admitted(ask)
 
@@ -236,7 +236,7 @@ class LocalEndpoint(ListeningEndpoint):
             mapping=mapping,
             map_writable=lambda: self._map_writable(hello.process.hex(), hello.arena_nbytes),
             reader=None if self._arena_fd is None else unix.peer_process(sock),
-            fetch_extents=lambda known: self._fetch_extents(hello.process.hex(), known),
+            fetch_extents=lambda places: self._fetch_extents(hello.process.hex(), places),
         )
 
 

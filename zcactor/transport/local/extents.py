@@ -1,7 +1,7 @@
 """Extents of GPU memory on their way to another process of the host, through a socket of their own.
 
-The receiver says which extents it has. The sender answers with those that it lacks, each with a descriptor, and then
-with those of the receiver's that are no more.
+The receiver names places in the sender's memory, and the sender answers with the extents around them, each with a
+descriptor. Extents that nobody needs stay where they are: the memory of a GPU is not free before all have unmapped it.
 """
 
 from __future__ import annotations
@@ -41,64 +41,54 @@ class RemoteExtent(NamedTuple):
 
 
 if TYPE_CHECKING:
-    Supply = Callable[[Collection[int]], tuple[list[RemoteExtent], list[int]]]
-    """``supply(known)``: the extents that are not known, and the offsets that are known and are no more."""
+    Supply = Callable[[bytes, Collection[int]], list[RemoteExtent]]
+    """``supply(reader, places)``: the extents around places, for the process that is to read them."""
 
 
-async def hand_out(sock: socket.socket, supply: Supply) -> None:
-    """Answer a receiver.
+async def hand_out(sock: socket.socket, supply: Supply, reader: bytes) -> None:
+    """Answer the process `reader`.
 
     Raises:
-        ProtocolError: the receiver says that it has more than `MOST_EXTENTS`.
+        ProtocolError: the reader names more than `MOST_EXTENTS` places.
         ConnectionLost, OSError: the connection is broken.
     """
-    known = await _numbers(sock)
-    extents, gone = supply(known)
+    (count,) = _COUNT.unpack(await receive_exactly(sock, _COUNT.size))
+    if count > MOST_EXTENTS:
+        raise ProtocolError(f"the peer asks for {count} extents; at most {MOST_EXTENTS} are handed out at a time")
+    extents = supply(reader, struct.unpack(f"<{count}Q", await receive_exactly(sock, 8 * count)))
     try:
         for offset, nbytes, uuid, fd in extents:
             await send_all(sock, _HEAD.pack(_EXTENT, offset, nbytes, uuid.encode()))
             await send_descriptor(sock, fd)
         await send_all(sock, _HEAD.pack(_END, 0, 0, b""))
-        await _send_numbers(sock, gone)
     finally:
         for extent in extents:
             os.close(extent.fd)
 
 
-async def receive_extents(sock: socket.socket, known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
-    """Ask for the extents that are not known.
+async def receive_extents(sock: socket.socket, places: Collection[int]) -> list[RemoteExtent]:
+    """Ask for the extents around places, of which there are at most `MOST_EXTENTS`.
 
     Returns:
-        The extents, whose descriptors belong to the caller, and the offsets that are known and are no more.
+        The extents that there are, whose descriptors belong to the caller.
 
     Raises:
         ProtocolError: the answer is malformed.
         ConnectionLost, OSError: the connection is broken.
     """
-    await _send_numbers(sock, known)
+    await send_all(sock, struct.pack(f"<I{len(places)}Q", len(places), *places))
     extents: list[RemoteExtent] = []
     try:
         while True:
             kind, offset, nbytes, raw = _HEAD.unpack(await receive_exactly(sock, _HEAD.size))
             if kind == _END:
-                return extents, await _numbers(sock)
+                return extents
             fd = await receive_descriptor(sock) if kind == _EXTENT else None
             if fd is not None:
                 extents.append(RemoteExtent(offset, nbytes, raw.decode("ascii", "replace"), fd))
-            if fd is None or len(extents) > MOST_EXTENTS or not raw.isascii():
+            if fd is None or len(extents) > len(places) or not raw.isascii():
                 raise ProtocolError(f"the peer names an extent of kind {kind}, which is malformed or too many")
     except BaseException:
         for extent in extents:
             os.close(extent.fd)
         raise
-
-
-async def _numbers(sock: socket.socket) -> list[int]:
-    (count,) = _COUNT.unpack(await receive_exactly(sock, _COUNT.size))
-    if count > MOST_EXTENTS:
-        raise ProtocolError(f"the peer names {count} extents, and a process has at most {MOST_EXTENTS}")
-    return list(struct.unpack(f"<{count}Q", await receive_exactly(sock, 8 * count)))
-
-
-async def _send_numbers(sock: socket.socket, numbers: Collection[int]) -> None:
-    await send_all(sock, struct.pack(f"<I{len(numbers)}Q", len(numbers), *numbers))
