@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.memory import GpuMemory
 from zcactor.device.store import DeviceStore, open_store
 from zcactor.testing import until
+from zcactor.transport.local.extents import ExtentReply
 
-__all__ = ["NEVER", "array_on", "held", "looked_often", "opened", "seen", "settle"]
+__all__ = ["NEVER", "array_on", "fetched", "held", "looked_often", "opened", "seen", "settle"]
 
 NEVER = bool
 """A function that is never true, and that can be passed to a `DevicePeer`: a stream that is held until then does
@@ -77,3 +79,10 @@ def seen(array: DeviceArray) -> npt.NDArray[Any]:
     target = np.empty(array.shape, array.dtype)
     array.copy_to_host(target)
     return target
+
+
+def fetched(owner: DeviceStore, *places: int) -> ExtentReply:
+    """The extents around places of another store, as they come to another process."""
+    answer = owner.supply(b"r" * 16, places)
+    answer.process = os.pidfd_open(os.getpid())
+    return answer

@@ -9,7 +9,7 @@ from weakref import ref
 import numpy as np
 
 from tests.device.foreigners import Interfaced, Packed, outside
-from tests.device.helpers import array_on, held, opened, seen
+from tests.device.helpers import array_on, fetched, held, opened, seen
 from zcactor.device.foreign import Outside, known_array
 from zcactor.device.lease import DeviceLease
 from zcactor.device.store import DeviceStore
@@ -41,7 +41,7 @@ def lease_in(store: DeviceStore, owner: DeviceStore, address: int, nbytes: int) 
     """A lease on bytes of another store, imported by this one."""
     gpu = owner.gpu(0)
     offset = gpu.base + gpu.arena.around(address)
-    store.imports.add(b"o" * 16, owner.supply(b"r" * 16, [offset]))
+    store.imports.add(b"o" * 16, fetched(owner, offset))
     lease = DeviceLease(b"o" * 16, 7, offset, nbytes, print)
     imported = store.imports.find(b"o" * 16, offset, nbytes)
     assert imported is not None

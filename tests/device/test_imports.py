@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.device.helpers import opened
+from tests.device.helpers import fetched, opened
 from zcactor.device.imports import ImportedExtent, Imports
 from zcactor.device.memory import DeviceBlock
 from zcactor.device.store import DeviceStore
 from zcactor.errors import DeviceError, ProtocolError
 from zcactor.testing.device_peer import read, write
-from zcactor.transport.local.extents import RemoteExtent
+from zcactor.transport.local.extents import ExtentReply, RemoteExtent
 
 OWNER = b"o" * 16
 
@@ -35,12 +35,12 @@ def test_bytes_of_an_imported_extent(stores: tuple[DeviceStore, DeviceStore]) ->
     block = DeviceBlock(theirs.gpu(0), 100)
     write(theirs.driver, 0, block.address, b"over there")
     assert ours.imports.find(OWNER, block.offset, 100) is None
-    assert ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset])) == ""
+    assert ours.imports.add(OWNER, fetched(theirs, block.offset)) == ""
     extent = ours.imports.find(OWNER, block.offset, 100)
     assert extent is not None and len(ours.imports) == 1 and extent.readonly
     address = extent.address + block.offset - extent.offset
     assert read(ours.driver, 0, address, 10) == b"over there"
-    assert ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset])) == "" and len(ours.imports) == 1
+    assert ours.imports.add(OWNER, fetched(theirs, block.offset)) == "" and len(ours.imports) == 1
     assert ours.imports.find(OWNER, block.offset, extent.nbytes + 1) is None
     assert ours.imports.find(b"x" * 16, block.offset, 1) is None
 
@@ -49,8 +49,9 @@ def test_bytes_of_an_imported_extent(stores: tuple[DeviceStore, DeviceStore]) ->
 def test_extents_end_with_their_last_user(stores: tuple[DeviceStore, DeviceStore]) -> None:
     ours, theirs = stores
     block = DeviceBlock(theirs.gpu(0), 100)
+    ours.imports.add(OWNER, fetched(theirs))  # the page of events stays
     before = len(os.listdir("/proc/self/fd"))
-    ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
+    ours.imports.add(OWNER, fetched(theirs, block.offset))
     kept = ours.imports.find(OWNER, block.offset, 1)
     assert kept is not None
     address = kept.address
@@ -67,10 +68,19 @@ def test_extents_end_with_their_last_user(stores: tuple[DeviceStore, DeviceStore
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_an_owner_whose_end_nobody_would_notice(stores: tuple[DeviceStore, DeviceStore]) -> None:
+    ours, theirs = stores
+    block = DeviceBlock(theirs.gpu(0), 100)
+    theirs.supply(OWNER, []).close()  # it has a page now
+    before = len(os.listdir("/proc/self/fd"))
+    assert "another PID namespace" in ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
+    assert not len(ours.imports) and len(os.listdir("/proc/self/fd")) <= before
+
+
 def test_owners_are_forgotten(stores: tuple[DeviceStore, DeviceStore]) -> None:
     ours, theirs = stores
     block = DeviceBlock(theirs.gpu(0), 100)
-    ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
+    ours.imports.add(OWNER, fetched(theirs, block.offset))
     ours.imports.forget(OWNER)
     ours.imports.forget(OWNER)
     assert ours.imports.find(OWNER, block.offset, 1) is None and len(ours.imports) == 0
@@ -80,14 +90,16 @@ def test_owners_are_forgotten(stores: tuple[DeviceStore, DeviceStore]) -> None:
 def test_extents_that_overlap(stores: tuple[DeviceStore, DeviceStore]) -> None:
     ours, theirs = stores
     block = DeviceBlock(theirs.gpu(0), 100)
-    ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
+    ours.imports.add(OWNER, fetched(theirs, block.offset))
     for shift in (-1, 1):
-        (extent,) = theirs.supply(OWNER, [block.offset])
+        answer = fetched(theirs, block.offset)
+        (extent,) = answer.extents
         behind = extent._replace(offset=block.offset + (1 << 30), fd=os.dup(extent.fd))
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ProtocolError, match="overlaps"):
-            ours.imports.add(OWNER, [extent._replace(offset=block.offset + shift), behind])
-        assert len(os.listdir("/proc/self/fd")) == before - 2, "those that were not looked at are closed as well"
+            answer.extents[:] = extent._replace(offset=block.offset + shift), behind
+            ours.imports.add(OWNER, answer)
+        assert len(os.listdir("/proc/self/fd")) == before - 4, "those that were not looked at are closed as well"
     assert len(ours.imports) == 1
 
 
@@ -96,7 +108,7 @@ def test_things_that_are_no_extents(stores: tuple[DeviceStore, DeviceStore]) -> 
     uuid = ours.gpu(0).uuid
     with open("/dev/null", "rb") as file:
         for name, why in ((uuid, "no memory"), ("GPU-x", "does not see the GPU GPU-x")):
-            assert why in ours.imports.add(OWNER, [RemoteExtent(0, 2 << 20, name, os.dup(file.fileno()))])
+            assert why in ours.imports.add(OWNER, ExtentReply([RemoteExtent(0, 2 << 20, name, os.dup(file.fileno()))]))
     assert len(ours.imports) == 0
 
 
@@ -105,13 +117,14 @@ def test_things_that_are_no_extents(stores: tuple[DeviceStore, DeviceStore]) -> 
 def test_a_failure_leaves_nothing_mapped(call: str) -> None:
     with opened(f"fail={call}") as ours, opened() as theirs:
         block = DeviceBlock(theirs.gpu(0), 100)
-        (extent,) = theirs.supply(OWNER, [block.offset])
+        answer = fetched(theirs, block.offset)
+        (extent,) = answer.extents
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(DeviceError):
             ImportedExtent(ours.gpu(0), extent)
         looked(ours)
         assert len(os.listdir("/proc/self/fd")) <= before
-        assert ours.imports.add(OWNER, [extent]) == "" and ours.imports.find(OWNER, block.offset, 1) is not None
+        assert ours.imports.add(OWNER, answer) == "" and ours.imports.find(OWNER, block.offset, 1) is not None
 
 
 def test_events_that_do_not_exist(stores: tuple[DeviceStore, DeviceStore]) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tests.device.helpers import held, opened, seen
+from tests.device.helpers import fetched, held, opened, seen
 from zcactor.device.array import array_over
 from zcactor.device.lease import DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock
@@ -27,7 +27,7 @@ def test_a_lease_goes_back_after_the_work() -> None:
     with opened() as ours, opened() as theirs:
         block = DeviceBlock(theirs.gpu(0), 100)
         write(theirs.driver, 0, block.address, bytes(range(100)))
-        ours.imports.add(OWNER, theirs.supply(OWNER, [block.offset]))
+        ours.imports.add(OWNER, fetched(theirs, block.offset))
         extent = ours.imports.find(OWNER, block.offset, 100)
         assert extent is not None
         released: list[int] = []

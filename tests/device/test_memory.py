@@ -64,6 +64,7 @@ def test_a_wait_ends_when_the_other_process_has_ended() -> None:
         there, event = peer.call("mapped", 0, FakeGpuDriver.granularity), peer.call("event", 0)
         peer.call("fill", 0, there, b"a", 1, 0)
         peer.call("record", 0, event, 0)
+        peer.share_events(driver)
         moment = Moment(None, driver, 0, driver.open_event(0, peer.call("export_event", 0, event)), OTHERS)
         assert not moment.done() and not moment.is_lost()
         peer.kill()

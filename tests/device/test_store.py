@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.device.helpers import opened
 from zcactor.device.memory import DeviceBlock
 from zcactor.device.store import open_store
 from zcactor.errors import DeviceUnavailable
-from zcactor.transport.local.extents import RemoteExtent
+from zcactor.transport.local.extents import ExtentReply
 
 
-def closed(extents: list[RemoteExtent]) -> list[tuple[int, str]]:
+def closed(answer: ExtentReply) -> list[tuple[int, str]]:
     """Close the descriptors of extents. Returns their offsets, and the last digits of the UUIDs."""
-    for each in extents:
-        os.close(each.fd)
-    return [(each.offset, each.uuid[-2:]) for each in extents]
+    answer.close()
+    return [(each.offset, each.uuid[-2:]) for each in answer.extents]
 
 
 def test_gpus_that_are_not_there() -> None:
@@ -39,7 +36,7 @@ def test_peers_get_the_extents_that_they_name() -> None:
         assert offsets == [0, 1 << 48]
         assert closed(store.supply(b"peer", offsets)) == [(0, "00"), (1 << 48, "01")]
         assert closed(store.supply(b"peer", [7, 1 << 47, 2 << 48])) == [(0, "00")]
-        assert store.supply(b"peer", []) == []
+        assert closed(store.supply(b"peer", [])) == []
         assert not store.holds(None) and not store.holds(blocks[0].gpu)
 
 
@@ -47,5 +44,5 @@ def test_peers_get_the_extents_that_they_name() -> None:
 def test_extents_that_cannot_leave_are_not_offered(options: str) -> None:
     with opened(options) as store:
         block = DeviceBlock(store.gpu(0), 100)
-        assert store.supply(b"peer", [block.offset]) == []
+        assert closed(store.supply(b"peer", [block.offset])) == []
         del block

@@ -113,9 +113,9 @@ async def test_only_extents_with_arrays_are_mapped_and_those_that_are_gone_are_u
                 pass
 
         made = [zc.full(1 << 26, number, "u1", device="cuda") for number in range(4)]
-        before = opened()
         assert (await actor.seen(made[2][:4096]))[1].sum() == 2 * 4096
         await mapped(1, 0)
+        before = opened()
         await actor.keep([made[1][5:], made[3]])
         await another.keep([made[3]])
         await mapped(3, 1)

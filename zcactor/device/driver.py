@@ -22,7 +22,7 @@ __all__ = [
     "GpuDriver", "GpuFacts", "Refused",
 ]  # fmt: skip
 
-EVENT_NBYTES: Final = 80
+EVENT_NBYTES: Final = 36
 """Bytes of an exported event, which name the process that does the work and the place of the event there."""
 PAGE_NBYTES: Final = mmap.PAGESIZE
 """Bytes of a page of the host, of which `GpuDriver.dma_buf` takes whole ones."""
@@ -222,7 +222,7 @@ class GpuDriver(Protocol):
         """Give up a stream. The work that is queued on it is still done."""
 
     def event(self, device: int) -> int:
-        """Make an event, which other processes can open where `shared_events` says so."""
+        """Make an event, which can be exported where `shared_events` says so."""
 
     def end_event(self, device: int, event: int) -> None:
         """Give up an event, made here or opened."""
@@ -247,15 +247,35 @@ class GpuDriver(Protocol):
 
         The work is that of the last `record` before this call. A wait ends with the process that would do the work."""
 
-    def export_event(self, device: int, event: int) -> bytes:
-        """Export an event that was made here. Returns `EVENT_NBYTES` bytes.
+    def event_page(self) -> int:
+        """A descriptor of the memory with the events that this process exports, which belongs to the caller.
 
         Raises:
             DeviceError: with `CudaCode.NOT_SUPPORTED` where `shared_events` is False.
         """
 
+    def add_event_page(self, fd: int, process: int) -> None:
+        """Let the events of another process be opened. Idempotent.
+
+        Args:
+            fd: its `event_page`; it stays the caller's.
+            process: a descriptor of the process (pidfd_open(2)), which stays the caller's.
+
+        Raises:
+            DeviceError: with `CudaCode.INVALID_VALUE` where `fd` is no such memory; with `CudaCode.NOT_SUPPORTED` where
+                `shared_events` is False.
+        """
+
+    def export_event(self, device: int, event: int) -> bytes:
+        """Export what an event that was made here stands for now. Returns `EVENT_NBYTES` bytes.
+
+        Raises:
+            DeviceError: with `CudaCode.NOT_SUPPORTED` where `shared_events` is False, or the work of too many exported
+                events is not done.
+        """
+
     def open_event(self, device: int, exported: bytes) -> int:
-        """Open another process's event. It fails in the process that made it, as in CUDA.
+        """Open another process's event, whose page was added.
 
         Raises:
             DeviceError: with `CudaCode.INVALID_HANDLE` where there is no such event.

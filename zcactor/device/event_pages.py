@@ -1,7 +1,9 @@
-"""Events of GPUs in memory that other processes map, so that they work between processes.
+"""Events of GPUs in memory that other processes map, so that work is ordered between processes.
 
-A page holds 128 events of three numbers each: the event's serial number, how often it was recorded, and which of these
-records is done. Reading and writing such a number is one access. The drivers differ in how the last one is written.
+A page holds 510 numbers, one in each place. An exported event is a place and a number: its work is done when the place
+has that number or a higher one. Numbers in a place only rise, so that a place serves another event as soon as its work
+is done, and streams that wait for the former one go on. Reading and writing such a number is one access. The drivers
+differ in how they are written.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import mmap
 import os
 import secrets
 import struct
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,30 +25,29 @@ __all__ = ["EVENT_PAGE_NBYTES", "EventPage", "EventPages", "EventSlot"]
 
 EVENT_PAGE_NBYTES: Final = 4096
 """Bytes of a page."""
-_WORDS: Final = 3
-_FIRST: Final = 4
-"""Words of a page before its events: 16 random bytes tell whether it is the page that a handle means."""
-_EVENTS: Final = 128
-_HANDLE: Final = struct.Struct("<8s16sIIIQ36x")
-"""An exported event: mark, the page's random bytes, pid, number of the descriptor there, place in the page, serial."""
+_FIRST: Final = 2
+"""Words of a page before its places: 16 random bytes tell whether it is the page that a handle means."""
+_PLACES: Final = EVENT_PAGE_NBYTES // 8 - _FIRST
+_HANDLE: Final = struct.Struct("<8s16sIQ")
+"""An exported event: mark, the page's random bytes, place in the page, number."""
 _MARK: Final = b"zcgpuevt"
+_LOST: Final = 1 << 62
+"""Added to the number in a place whose process has ended. Streams that wait for a number compare 64 bits as signed
+ones, so they go on."""
 
 
 class EventPage:
     """A page of events.
 
     Args:
-        fd: the memory, which the page closes.
-        owner: the other process whose page it is; None for one of this process.
+        fd: the memory; it stays the caller's.
+        owner: the other process whose page it is, which the page closes; None for one of this process.
     """
 
     def __init__(self, fd: int, owner: Other | None = None) -> None:
-        self.fd: Final = fd
         self.owner: Final = owner
         self._map: Final = mmap.mmap(fd, EVENT_PAGE_NBYTES, mmap.MAP_SHARED)
         self.words: Final = memoryview(self._map).cast("Q")
-        self.free: Final = list(range(_EVENTS))
-        """The places without an event."""
         self.users = 0
         """Number of opened events in another process's page."""
         self.is_watched = False
@@ -65,172 +67,170 @@ class EventPage:
     def key(self, key: bytes) -> None:
         self._map[:16] = key
 
-    def slots(self) -> list[EventSlot]:
-        """All events of the page that were not given up."""
-        places = range(_FIRST, _FIRST + _EVENTS * _WORDS, _WORDS)
-        return [EventSlot(self, at, serial) for at in places if (serial := int(self.words[at]))]
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended that would write the numbers."""
+        return self.owner is not None and self.owner.has_ended()
+
+    def lose(self) -> None:
+        """Let everybody go on who waits for the process of the page, which has ended."""
+        for at in range(_FIRST, _FIRST + _PLACES):
+            if self.words[at] < _LOST:
+                self.words[at] += _LOST
 
     def close(self) -> None:
         """Give it back to the system."""
         self.words.release()
         self._map.close()
-        os.close(self.fd)
         if self.owner is not None:
             self.owner.close()
 
 
 @dataclass(frozen=True, slots=True)
 class EventSlot:
-    """The place of an event in a page."""
+    """A place and a number, for the work of one event."""
 
     page: EventPage
     at: int
-    """The index of its first word."""
-    serial: int
+    """The index of the word."""
+    number: int
 
     @property
-    def is_there(self) -> bool:
-        """Whether the event has not been given up by the process that made it."""
-        return bool(self.page.words[self.at] == self.serial)
+    def nbytes_before(self) -> int:
+        """Bytes of the page before the number."""
+        return 8 * self.at
 
-    @property
-    def recorded(self) -> int:
-        """The number of the last record; 0 for an event that was never recorded, or was given up."""
-        return int(self.page.words[self.at + 1]) if self.is_there else 0
+    def done(self) -> bool:
+        """Whether the work is done."""
+        return bool(self.page.words[self.at] % _LOST >= self.number)
 
-    @property
-    def finished(self) -> int:
-        """The number of the last record whose work is done."""
-        return int(self.page.words[self.at + 2])
+    def passed(self) -> bool:
+        """Whether nobody waits for the work any more: it is done, or was lost with its process."""
+        return bool(self.page.words[self.at] >= self.number)
 
-    def count(self) -> int:
-        """Count a record. Returns its number."""
-        self.page.words[self.at + 1] += 1
-        return int(self.page.words[self.at + 1])
+    def lost(self) -> bool:
+        """Whether the process has ended before the work was done."""
+        over = self.passed() or self.page.is_over  # before the look at the number, which its end may have followed
+        return over and not self.done()
 
-    def uncount(self) -> None:
-        """Undo `count`, as the work was not queued."""
-        self.page.words[self.at + 1] -= 1
-
-    @property
-    def done_nbytes(self) -> int:
-        """Bytes from the beginning of the page to the number of the last record whose work is done."""
-        return 8 * (self.at + 2)
-
-    def finish(self, record: int) -> None:
-        """Note that the work before a record is done."""
-        self.page.words[self.at + 2] = record
-
-    def reached(self, record: int) -> bool:
-        """Whether the work before a record is done, or the event was given up."""
-        return not self.is_there or self.finished >= record
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the process has ended that would finish it."""
-        return self.page.owner is not None and self.page.owner.has_ended()
+    def finish(self) -> None:
+        """Note that the work is done."""
+        self.page.words[self.at] = self.number
 
 
 class EventPages:
-    """The pages that one process has made or opened. The caller locks.
+    """The page of one process, and those of others that it knows. The caller locks.
 
     Args:
-        name: of the memory of pages that are made here.
+        name: of the memory of the page that is made here.
     """
 
     def __init__(self, name: str) -> None:
         self._name: Final = name
-        self._pages: Final[list[EventPage]] = []
-        self._opened: dict[tuple[int, bytes], EventPage] = {}
-        self._serial = 0
+        self._fd = -1
+        self._own: EventPage | None = None
+        self._free: deque[int] = deque(range(_FIRST, _FIRST + _PLACES))
+        self._taken: deque[EventSlot] = deque()
+        self._others: dict[bytes, EventPage] = {}
+
+    def _page(self) -> EventPage:
+        if self._own is None:
+            self._fd = sealed_memory(self._name, EVENT_PAGE_NBYTES)
+            self._own = EventPage(self._fd)
+            self._own.key = secrets.token_bytes(16)
+        return self._own
+
+    def fd(self) -> int:
+        """A descriptor of the page that is made here, which is the caller's."""
+        self._page()
+        return os.dup(self._fd)
 
     def take(self) -> EventSlot:
-        """Make an event."""
-        page = next((each for each in self._pages if each.free), None) or self._new_page()
-        at = _FIRST + page.free.pop() * _WORDS
-        self._serial += 1
-        page.words[at + 1] = page.words[at + 2] = 0
-        page.words[at] = self._serial
-        return EventSlot(page, at, self._serial)
+        """Take a place, until `EventSlot.finish`.
 
-    def _new_page(self) -> EventPage:
-        page = EventPage(sealed_memory(self._name, EVENT_PAGE_NBYTES))
-        page.key = secrets.token_bytes(16)
-        self._pages.append(page)
-        return page
+        Raises:
+            Refused: none is left: the work of as many events is not done as there are places.
+        """
+        page = self._page()
+        waiting, self._taken = self._taken, deque()
+        for slot in waiting:
+            if slot.done():
+                self._free.append(slot.at)
+            else:
+                self._taken.append(slot)
+        if not self._free:
+            reason = f"the work of {_PLACES} exported events is not done, and there are no more places"
+            raise Refused(CudaCode.NOT_SUPPORTED, reason)
+        at = self._free.popleft()
+        slot = EventSlot(page, at, int(page.words[at]) + 1)
+        self._taken.append(slot)
+        return slot
 
-    def give_back(self, slot: EventSlot) -> EventPage | None:
-        """Give up an event. Returns the other process's page of which no event is open any more, which is the caller's
-        to close; None for any other."""
-        page = slot.page
-        if page.owner is None:
-            page.words[slot.at] = 0
-            page.free.append((slot.at - _FIRST) // _WORDS)
-            return None
-        page.users -= 1
-        if page.users:
-            return None
-        self._opened = {key: each for key, each in self._opened.items() if each is not page}
-        return page
+    def give_up(self, slot: EventSlot) -> None:
+        """Undo `take`, as nobody will write the number."""
+        self._taken.remove(slot)
+        self._free.append(slot.at)
 
     @staticmethod
     def export(slot: EventSlot) -> bytes:
-        """Export an event of this process.
+        """The handle of an event of this process."""
+        return _HANDLE.pack(_MARK, slot.page.key, slot.at - _FIRST, slot.number)
+
+    # ---- other processes
+
+    def add(self, fd: int, process: int) -> None:
+        """Know the page of another process. Idempotent.
+
+        Args:
+            fd: the memory, which stays the caller's.
+            process: a descriptor of the process, which stays the caller's.
 
         Raises:
-            Refused: it is another process's.
+            Refused: these are no page and no process.
         """
-        if slot.page.owner is not None:
-            raise Refused(CudaCode.INVALID_HANDLE, "only the process that made an event exports it")
-        place = (slot.at - _FIRST) // _WORDS
-        return _HANDLE.pack(_MARK, slot.page.key, os.getpid(), slot.page.fd, place, slot.serial)
+        if sealed_size(fd) != EVENT_PAGE_NBYTES:
+            raise Refused(CudaCode.INVALID_VALUE, f"descriptor {fd} is no page of events")
+        try:
+            owner = Other(process)
+        except OSError as error:
+            raise Refused(CudaCode.INVALID_VALUE, f"descriptor {process} is no process: {error.strerror}") from error
+        page = EventPage(fd, owner)
+        if page.key in self._others or (self._own is not None and page.key == self._own.key):
+            page.close()
+        else:
+            self._others[page.key] = page
 
     def open(self, exported: bytes) -> EventSlot:
-        """Open an event of another process.
+        """Open an event of another process, whose page is known.
 
         Raises:
             Refused: there is no such event.
         """
         if len(exported) != EVENT_NBYTES:
             raise Refused(CudaCode.INVALID_HANDLE, f"an exported event has {EVENT_NBYTES} bytes, not {len(exported)}")
-        mark, key, pid, fd, place, serial = _HANDLE.unpack(exported)
-        if mark != _MARK or not 0 < pid != os.getpid() or place >= _EVENTS:
-            raise Refused(CudaCode.INVALID_HANDLE, "this is no exported event of another process")
-        page = self._opened.get((pid, key)) or _open_page(pid, fd, key)
-        slot = EventSlot(page, _FIRST + place * _WORDS, serial)
-        if not serial or not slot.is_there:
-            if not page.users:
-                page.close()
-            raise Refused(CudaCode.INVALID_HANDLE, "the event has been given up")
-        self._opened[pid, key] = page
+        mark, key, place, number = _HANDLE.unpack(exported)
+        page = self._others.get(key)
+        if mark != _MARK or page is None or place >= _PLACES or not 0 < number < _LOST:
+            raise Refused(CudaCode.INVALID_HANDLE, "this is no exported event of a process whose page is known")
         page.users += 1
-        return slot
+        return EventSlot(page, _FIRST + place, number)
+
+    def leave(self, slot: EventSlot) -> None:
+        """Undo `open`."""
+        slot.page.users -= 1
+
+    def ended(self) -> list[EventPage]:
+        """The pages of processes that have ended, in which no event is open. They are the caller's to close, and not
+        known any more."""
+        found = [each for each in self._others.values() if not each.users and each.is_over]
+        self._others = {key: each for key, each in self._others.items() if each not in found}
+        return found
 
     def close(self) -> None:
         """Give everything back to the system. Idempotent."""
-        for page in (*self._pages, *self._opened.values()):
+        for page in (*([self._own] if self._own is not None else []), *self._others.values()):
             page.close()
-        self._pages.clear()
-        self._opened.clear()
-
-
-def _open_page(pid: int, fd: int, key: bytes) -> EventPage:
-    owner = page = None
-    try:
-        owner = Other(pid)
-        mine = owner.open(fd, writable=True)
-        if sealed_size(mine) == EVENT_PAGE_NBYTES:
-            page = EventPage(mine, owner)
-        else:
-            os.close(mine)
-    except OSError as error:
-        if owner is not None:
-            owner.close()
-        raise Refused(CudaCode.INVALID_HANDLE, f"process {pid} has no such event") from error
-    if page is None:
-        owner.close()
-    elif page.key == key:
-        return page
-    else:
-        page.close()
-    raise Refused(CudaCode.INVALID_HANDLE, f"process {pid} has no such event")
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._own = -1, None
+        self._others.clear()

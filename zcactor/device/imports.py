@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from bisect import bisect_right
 from functools import partial
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from zcactor.device.driver import GpuDriver
     from zcactor.device.memory import GpuMemory
-    from zcactor.transport.local.extents import RemoteExtent
+    from zcactor.transport.local.extents import ExtentReply, RemoteExtent
 
 __all__ = ["ImportedExtent", "Imports"]
 
@@ -105,8 +104,8 @@ class _Peer:
     def __init__(self) -> None:
         self.extents: list[ImportedExtent] = []
         """All of them, in the order of their offsets."""
-        self.events: dict[bytes, _Opened] = {}
-        """Opened events, by what was exported: the owner uses its events again."""
+        self.events: WeakValueDictionary[bytes, _Opened] = WeakValueDictionary()
+        """Opened events, by what was exported."""
 
 
 class Imports:
@@ -142,12 +141,12 @@ class Imports:
         found = extents[at]
         return found if offset - found.offset + nbytes <= found.nbytes else None
 
-    def add(self, owner: bytes, remote: Sequence[RemoteExtent]) -> str:
+    def add(self, owner: bytes, answer: ExtentReply) -> str:
         """Import extents. May take milliseconds; one call at a time for an owner.
 
         Args:
             owner: process id of the owner, 16 bytes.
-            remote: the extents; their descriptors are closed.
+            answer: the extents, whose descriptors are closed.
 
         Returns:
             Why some extent could not be imported; empty where all could.
@@ -157,12 +156,14 @@ class Imports:
         """
         peer = self._peers.setdefault(owner, _Peer())
         reason = ""
-        try:
-            for each in remote:
+        with contextlib.closing(answer):
+            driver = next((gpu.driver for gpu in self._gpus.values()), None)
+            if answer.events is not None and driver is not None and driver.shared_events:
+                if answer.process is None:
+                    return "its owner is in another PID namespace, and Linux before 6.5 does not say when it ends"
+                driver.add_event_page(answer.events, answer.process)
+            for each in answer.extents:
                 reason = self._add(peer, each) or reason
-        finally:
-            for each in remote:
-                os.close(each.fd)
         return reason
 
     def drop(self, owner: bytes, offset: int) -> None:
@@ -215,5 +216,5 @@ class Imports:
         return Moment(opened, gpu.driver, opened.gpu.index, opened.event, OTHERS)
 
     def forget(self, owner: bytes) -> None:
-        """Forget an owner that has ended. Extents and events that arrays have stay as long as these."""
+        """Forget an owner that has ended. ExtentReply and events that arrays have stay as long as these."""
         self._peers.pop(owner, None)

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 import select
-from pathlib import Path
 from typing import Final
 
 __all__ = ["Other"]
 
 
 class Other:
-    """Another process of this host and user, and whether it has ended.
+    """Another process of this host, and whether it has ended.
 
     Args:
-        pid: its pid.
-
-    Raises:
-        ProcessLookupError: there is no such process.
+        pidfd: a descriptor of it (pidfd_open(2)), which stays the caller's.
     """
 
-    def __init__(self, pid: int) -> None:
-        self.pid: Final = pid
-        self._fd = os.pidfd_open(pid)
+    def __init__(self, pidfd: int) -> None:
+        self._fd = os.dup(pidfd)
+        self._poll: Final = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
         self._ended = False
 
     def fileno(self) -> int:
@@ -32,19 +29,8 @@ class Other:
     def has_ended(self) -> bool:
         """Whether it has ended."""
         if not self._ended and self._fd >= 0:
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            self._ended = bool(poll.poll(0))
+            self._ended = bool(self._poll.poll(0))
         return self._ended
-
-    def open(self, number: int, *, writable: bool) -> int:
-        """Open one of its descriptors anew.
-
-        Raises:
-            OSError: it has no descriptor of that number, or has ended.
-        """
-        flags = os.O_RDWR if writable else os.O_RDONLY
-        return os.open(Path(f"/proc/{self.pid}/fd/{number}"), flags | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Watch it no more. Idempotent."""

@@ -35,6 +35,6 @@ def sealed_size(fd: int) -> int:
     """The bytes of a memfd whose size is fixed; -1 for any other file."""
     try:
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a negative number
         return -1
     return os.fstat(fd).st_size if sealed else -1

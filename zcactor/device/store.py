@@ -10,7 +10,7 @@ from zcactor.device.lease import DeviceLease
 from zcactor.device.memory import DeviceBlock, GpuMemory, gpu_number
 from zcactor.device.tending import Tending
 from zcactor.errors import DeviceError, DeviceUnavailable
-from zcactor.transport.local.extents import RemoteExtent
+from zcactor.transport.local.extents import ExtentReply, RemoteExtent
 
 if TYPE_CHECKING:
     import asyncio
@@ -87,16 +87,20 @@ class DeviceStore:
         if self._torch is not None:
             self._torch.close()
 
-    def supply(self, reader: bytes, places: Collection[int]) -> list[RemoteExtent]:
+    def supply(self, reader: bytes, places: Collection[int]) -> ExtentReply:
         """The extents around places, for a peer; see `zcactor.transport.local.extents`. There are none where memory
         cannot leave the process."""
-        found = []
+        answer = ExtentReply([])
+        if self.driver.shared_events:
+            answer.events = self.driver.event_page()
         for gpu in self.gpus:
             inside = [place - gpu.base for place in places if gpu_number(place) == gpu.index]
             with contextlib.suppress(DeviceError):  # the peer asks for the bytes themselves
                 exported = gpu.arena.exports(inside, reader)
-                found += [RemoteExtent(gpu.base + each.offset, each.nbytes, gpu.uuid, each.fd) for each in exported]
-        return found
+                answer.extents += [
+                    RemoteExtent(gpu.base + each.offset, each.nbytes, gpu.uuid, each.fd) for each in exported
+                ]
+        return answer
 
     def holds(self, x: Any) -> bool:
         """Whether `x` is an array on a GPU whose bytes peers of this runtime can map."""

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from zcactor.device.array import DeviceArray, array_over, empty_array
-from zcactor.device.driver import EVENT_NBYTES
+from zcactor.device.driver import EVENT_NBYTES, CudaCode
 from zcactor.device.foreign import Outside, copied_on, known_array, others_have
 from zcactor.device.interchange import to_jax
 from zcactor.device.lease import DeviceCopy, DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.recognise import TORCH_ONLY
-from zcactor.errors import DeviceUnavailable, ProtocolError
+from zcactor.errors import DeviceError, DeviceUnavailable, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 from zcactor.marshal.move import NOT_OURS, OTHER_VIEWS
 from zcactor.marshal.values import Code, decode_small, register
@@ -204,22 +204,25 @@ def _adopted(packing: Any, lease: DeviceLease, array: DeviceArray) -> DeviceArra
 def _event_of(devices: Any, block: DeviceBlock) -> bytes | None:
     """The exported event of the work that computes a block; None where that is done.
 
-    Where events are not shared between processes, the thread waits for the work.
+    Where events are not shared between processes, or too many are, the thread waits for the work.
     """
-    told = block.told
-    if told is not None:
-        return None if told.done() else block.gpu.driver.export_event(told.device, told.event)
-    writes = block.work.writes()
-    if not writes:
+    moment, writes = block.told, [] if block.told is not None else block.work.writes()
+    if writes:
+        moment = _last(block, writes)
+    if moment is None or moment.done():
         return None
-    driver = block.gpu.driver
-    if not driver.shared_events:
-        devices.syncs += 1
-        wait_on_host(writes)
-        return None
-    # The block keeps the moment to its end: an event recorded anew before a peer has waited would order wrongly.
-    block.told = moment = _last(block, writes)
-    return driver.export_event(moment.device, moment.event)
+    if moment.driver.shared_events:
+        try:
+            exported = moment.driver.export_event(moment.device, moment.event)
+        except DeviceError as error:
+            if error.code != CudaCode.NOT_SUPPORTED:  # the work of too many exported events is not done
+                raise
+        else:
+            block.told = moment  # the next reader waits for the same event
+            return exported
+    devices.syncs += 1
+    wait_on_host([moment])
+    return None
 
 
 def _last(block: DeviceBlock, writes: list[Moment]) -> Moment:

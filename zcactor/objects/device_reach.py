@@ -258,10 +258,10 @@ class DeviceReach:
                 places = [lease.offset, *missing][:MOST_EXTENTS]
                 wanted.clear()
                 try:
-                    extents = await owner.connection.fetch_extents(places)
+                    answer = await owner.connection.fetch_extents(places)
                 except (ConnectionLost, OSError):  # the bytes may still come through host memory
                     return
-                reason = await asyncio.to_thread(imports.add, lease.owner, extents)
+                reason = await asyncio.to_thread(imports.add, lease.owner, answer)
                 if self._extent(lease) is None:
                     self.rejected[_gpu_of(lease)] = reason or "the owner does not export its memory"
 

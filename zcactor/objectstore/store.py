@@ -376,9 +376,9 @@ class Store:
                 self._devices = self.open_devices()
             return self._devices
 
-    def supply_extents(self, reader: bytes, places: Collection[int]) -> list[Any]:
+    def supply_extents(self, reader: bytes, places: Collection[int]) -> Any:
         """The extents of GPU memory around places, for a peer; see `zcactor.transport.local.extents`."""
-        return [] if self._devices is None else self._devices.supply(reader, places)
+        return None if self._devices is None else self._devices.supply(reader, places)
 
     def when_full(self, give_up: Callable[[], bool]) -> None:
         """Call `give_up`, a bound method, too, when an allocation does not fit. The function frees memory that is kept

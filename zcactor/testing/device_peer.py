@@ -6,12 +6,13 @@ It imports no pytest, as each test that needs the process starts it anew.
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 from zcactor.errors import ZcactorError
 
@@ -83,6 +84,15 @@ def read(driver: GpuDriver, device: int, address: int, nbytes: int, stream: int 
     return buffer.raw
 
 
+def know_events(driver: GpuDriver, fd: int, pid: int) -> None:
+    """Let the driver open events of another process, by a descriptor of its page."""
+    process = os.pidfd_open(pid)
+    try:
+        driver.add_event_page(fd, process)
+    finally:
+        os.close(process)
+
+
 class DevicePeer:
     """Another process with a driver of its own. As a context manager it ends with the block.
 
@@ -121,6 +131,18 @@ class DevicePeer:
             raise result
         return result
 
+    def share_events(self, driver: GpuDriver) -> None:
+        """Let both processes open each other's events."""
+        fd = driver.event_page()
+        self.call("know_events", -1, os.getpid(), fd=fd)
+        os.close(fd)
+        with self.event_page() as file:
+            know_events(driver, file.fileno(), self.process.pid)
+
+    def event_page(self) -> BinaryIO:
+        """The page with the events of the process there."""
+        return open(f"/proc/{self.process.pid}/fd/{self.call('event_page')}", "r+b", buffering=0)
+
     def kill(self) -> None:
         """Kill the process, and wait for its end."""
         self.process.kill()
@@ -146,7 +168,7 @@ def main(number: int) -> None:
     Args:
         number: the descriptor of the connection.
     """
-    ours = (finish, map_anew, mapped, read, write)
+    ours = (finish, know_events, map_anew, mapped, read, write)
     functions: dict[str, Callable[..., Any]] = {each.__name__: each for each in ours}
     with socket.socket(fileno=number) as connection:
         driver = pickle.loads(connection.recv(_FRAME_NBYTES))()

@@ -17,8 +17,15 @@ from zcactor.device.sealed import sealed_memory
 
 def page_of(process: subprocess.Popen[bytes] | None) -> EventPage:
     """A page of a process; of this one for None."""
-    owner = None if process is None else Other(process.pid)
-    return EventPage(sealed_memory("zcactor-test", 4096), owner)
+    owner = None
+    if process is not None:
+        pidfd = os.pidfd_open(process.pid)
+        owner = Other(pidfd)
+        os.close(pidfd)
+    fd = sealed_memory("zcactor-test", 4096)
+    page = EventPage(fd, owner)
+    os.close(fd)
+    return page
 
 
 def waiting() -> subprocess.Popen[bytes]:

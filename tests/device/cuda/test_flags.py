@@ -42,15 +42,35 @@ def test_an_event_given_up_before_its_work_is_done() -> None:
     driver = opened_cuda()
     calls = driver._api
     stream = driver.stream(0)
-    with held(calls.gpus, calls._stream(stream)):
+    with DevicePeer(opened_cuda) as peer, held(calls.gpus, calls._stream(stream)):
+        peer.share_events(driver)
         event = driver.event(0)
         driver.record(0, event, stream)
+        opened = peer.call("open_event", 0, driver.export_event(0, event))
         driver.end_event(0, event)
         others = [driver.event(0) for _ in range(200)]
+        for each in others:
+            driver.record(0, each, 0)
+            driver.export_event(0, each)
+        finish(driver, 0)
+        assert not peer.call("done", 0, opened), "no other event had its place"
     finish(driver, 0, stream)
-    assert all(driver.done(0, each) for each in others), "no other event had its place"
-    for each in others:
-        driver.end_event(0, each)
+    assert all(driver.done(0, each) for each in others)
+
+
+def test_an_exported_event_holds_no_other_back() -> None:
+    driver = opened_cuda()
+    calls, slow = driver._api, driver.stream(0)
+    with DevicePeer(opened_cuda) as peer, held(calls.gpus, calls._stream(slow)):
+        peer.share_events(driver)
+        late, early = driver.event(0), driver.event(0)
+        driver.record(0, late, slow)
+        there = peer.call("open_event", 0, driver.export_event(0, late))
+        driver.record(0, early, 0)
+        other = peer.call("open_event", 0, driver.export_event(0, early))
+        peer.call("wait", 0, 0, other)
+        peer.call("finish", 0, 0)
+        assert peer.call("done", 0, other) and not peer.call("done", 0, there)
 
 
 @pytest.mark.slow
@@ -61,6 +81,9 @@ def test_streams_go_on_when_a_process_ends() -> None:
     calls.gpus.event(0)
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     with DevicePeer(opened_held) as peer, DevicePeer(opened_cuda) as third:
+        peer.share_events(driver)
+        with peer.event_page() as page:
+            third.call("know_events", -1, peer.process.pid, fd=page.fileno())
         event = peer.call("event", 0)
         peer.call("record", 0, event, 0)
         exported = peer.call("export_event", 0, event)
@@ -75,9 +98,10 @@ def test_streams_go_on_when_a_process_ends() -> None:
         driver.wait(0, stream, opened)
         finish(driver, 0, stream)
         driver.end_event(0, opened)
-        with pytest.raises(DeviceError, match="has no such event"):
+        third.share_events(driver)
+        with pytest.raises(DeviceError, match="whose page is known"):
             driver.open_event(0, exported)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2, "an epoll and its end are left"
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 6, "an epoll, its end, two pages and a process are left"
     assert threading.active_count() <= threads + 1
     driver.close()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
@@ -87,7 +111,8 @@ def test_streams_go_on_when_a_process_ends() -> None:
 def test_a_page_is_kept_until_all_streams_have_passed_it() -> None:
     driver = opened_cuda()
     calls, stream = driver._api, driver.stream(0)
-    with DevicePeer(opened_held) as peer:
+    with DevicePeer(opened_held) as peer, DevicePeer(opened_cuda) as another:
+        peer.share_events(driver)
         event = peer.call("event", 0)
         peer.call("record", 0, event, 0)
         opened = driver.open_event(0, peer.call("export_event", 0, event))
@@ -96,20 +121,21 @@ def test_a_page_is_kept_until_all_streams_have_passed_it() -> None:
         with held(calls.gpus, calls._stream(stream)):
             driver.wait(0, stream, opened)
             driver.end_event(0, opened)
-            assert len(calls.registered) == pinned, "the GPU will read there"
             peer.kill()
+            another.share_events(driver)
+            driver.open_event(0, another.call("export_event", 0, another.call("event", 0)))
+            assert len(calls.registered) == pinned + 1, "the GPU will read there"
         finish(driver, 0, stream)
-        driver.end_event(0, driver.event(0))
-        with pytest.raises(DeviceError):
-            driver.open_event(0, bytes(80))
-        assert len(calls.registered) == pinned - 1
+        driver.open_event(0, another.call("export_event", 0, another.call("event", 0)))
+        assert len(calls.registered) == pinned
 
 
 def test_memory_that_cannot_be_pinned() -> None:
     driver = opened_cuda("fail=pin")
+    event = driver.event(0)
     with pytest.raises(DeviceError, match="cuMemHostRegister"):
-        driver.event(0)
-    driver.end_event(0, driver.event(0))
+        driver.export_event(0, event)
+    assert len({driver.export_event(0, event) for _ in range(3)}) == 1
 
 
 def test_a_record_that_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The events of fake GPUs: records, their ends, and handles that mean nothing."""
+"""The events of fake GPUs: records, their ends, and those that are exported."""
 
 from __future__ import annotations
 
@@ -13,59 +13,72 @@ from zcactor.device.fake.events import FakeEvents
 def test_records() -> None:
     events = FakeEvents()
     event = events.make()
-    assert events.recorded(event) == 0 and events.done(event)
-    first, second = events.begin(event), events.begin(event)
-    assert not events.done(event) and not events.reached(event, first)
+    assert events.passed(event) is None and events.done(event)
+    first = events.begin(event)
+    before = events.passed(event)
+    second = events.begin(event)
+    behind = events.passed(event)
+    assert before is not None and behind is not None and not events.done(event) and not before()
     events.finish(event, first)
-    assert events.reached(event, first) and not events.reached(event, second) and not events.done(event)
+    assert before() and not behind() and not events.done(event)
+    third = events.begin(event)
+    early = events.passed(event)
+    events.finish(event, third)  # on another stream
+    assert early is not None and early() and not behind() and events.done(event)
     events.finish(event, second)
-    events.finish(event, first)  # a late one undoes nothing
-    assert events.done(event) and not events.is_lost(event)
+    assert behind() and events.done(event) and not events.is_lost(event)
     events.close()
 
 
-def test_an_event_that_has_been_given_up_holds_nobody_back() -> None:
+def test_an_event_that_has_been_given_up_holds_back_whoever_waits_for_it() -> None:
     events = FakeEvents()
     event = events.make()
     record = events.begin(event)
+    passed = events.passed(event)
     events.end(event)
-    assert events.reached(event, record)
-    again = events.make()  # in the same place
+    assert passed is not None and not passed()
+    again = events.make()
     events.finish(event, record)
-    assert events.recorded(again) == 0
+    assert passed() and events.passed(again) is None
     with pytest.raises(Refused):
         events.done(event)
 
 
-@pytest.mark.usefixtures("no_leftovers")
-def test_many_events() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    events = FakeEvents()
-    made = [events.make() for _ in range(300)]
-    for event in made[::2]:
-        events.begin(event)
-    assert [events.done(event) for event in made] == [False, True] * 150
-    pages = len(os.listdir("/proc/self/fd"))
-    for event in made:
-        events.end(event)
-    assert len({events.make() for _ in range(300)}) == 300
-    assert len(os.listdir("/proc/self/fd")) <= pages
+def test_exported_records() -> None:
+    events, reader = FakeEvents(), FakeEvents()
+    fd, process = events.page(), os.pidfd_open(os.getpid())
+    reader.add_page(fd, process)
+    os.close(fd)
+    os.close(process)
+    event = events.make()
+    first = events.begin(event)
+    opened = reader.open(events.export(event))
+    second = events.begin(event)
+    later = reader.open(events.export(event))
+    passed = reader.passed(later)
+    assert passed is not None and not passed() and not reader.done(opened)
+    for call in (reader.begin, reader.export):
+        with pytest.raises(Refused, match="only the process that made an event"):
+            call(later)
+    events.finish(event, first)
+    assert reader.done(opened) and not reader.done(later)
+    events.end(event)
+    assert not reader.done(later), "the work goes on"
+    events.finish(event, second)
+    assert reader.done(later) and passed() and reader.passed(later) is None
+    for each in (opened, later):
+        reader.end(each)
+    with pytest.raises(Refused):
+        reader.done(later)
     events.close()
-    events.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    reader.close()
 
 
 def test_handles_that_mean_nothing() -> None:
     events = FakeEvents()
-    exported = events.export(events.make())
-    parent = os.getppid().to_bytes(4, "little")
-    for wrong in (
-        bytes(EVENT_NBYTES),
-        exported,  # of this process
-        exported[:24] + parent + exported[28:],  # no page of that process
-        exported[:24] + b"\xff\xff\xff\x7f" + exported[28:],  # no process
-        exported[:32] + b"\xff\xff\0\0" + exported[36:],  # no place in a page
-    ):
+    for wrong in (bytes(EVENT_NBYTES), events.export(events.make())):
         with pytest.raises(Refused) as caught:
             events.open(wrong)
         assert caught.value.code == CudaCode.INVALID_HANDLE
+    events.close()
+    events.close()

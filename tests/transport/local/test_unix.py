@@ -6,15 +6,20 @@ import asyncio
 import contextlib
 import os
 import resource
+import select
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.descriptors import opened
+from tests.hosts.netns import missing
 from tests.transport.local_arena import run_directory
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.local import unix
+from zcactor.transport.os_process import OsProcess
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -120,3 +125,43 @@ def test_directory_of_another_user(tmp_path: Path) -> None:
     directory = run_directory(tmp_path)
     os.chown(directory, 65534, 65534)
     assert "uid 65534" in str(unix.directory_problem(directory))
+
+
+SERVER = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(sys.argv[1])
+    server.listen()
+    print("ready", flush=True)
+    connection, _ = server.accept()
+    connection.recv(1)
+"""
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["told", "by number"])
+@pytest.mark.parametrize("apart", [False, True], ids=["here", "other namespace"])
+def test_the_end_of_a_peer_is_seen(apart: bool, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if apart and (reason := missing()):
+        pytest.skip(reason)
+    if not known:
+        monkeypatch.setattr(unix, "_SO_PEERPIDFD", 9999)  # as before Linux 6.5
+    path = str(tmp_path / "s")
+    command = [*(("unshare", "--pid", "--fork") if apart else ()), sys.executable, "-c", SERVER, path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server, socket.socket(socket.AF_UNIX) as sock:
+        assert server.stdout is not None
+        server.stdout.readline()
+        sock.connect(path)
+        process = unix.peer_descriptor(sock)
+        assert process is not None
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        assert not poll.poll(0)
+        sock.close()
+        assert poll.poll(60_000)
+        os.close(process)
+
+
+def test_a_peer_that_the_system_does_not_tell_of(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unix, "_SO_PEERPIDFD", 9999)
+    monkeypatch.setattr(unix, "peer_process", lambda _: OsProcess.of(0))  # in a namespace that is not seen
+    assert unix.peer_descriptor(ends[0]) is None

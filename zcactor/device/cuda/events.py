@@ -1,4 +1,4 @@
-"""CUDA's own events, for GPUs whose events other processes cannot share."""
+"""CUDA's own events, which order the work of one process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaEvents"]
 
-_NOT_SHARED: Final = "events are not shared between processes"
-
 
 class CudaEvents:
-    """The events of one process. Any thread may use them. The calls are those of `zcactor.device.cuda.flags.CudaFlags`.
+    """The events that one process has made. Any thread may use them.
 
     Args:
         cuda: the calls of CUDA.
@@ -33,7 +31,12 @@ class CudaEvents:
         self._events[made] = device
         return made
 
-    def _check(self, event: int) -> int:
+    def check(self, event: int) -> int:
+        """The device of an event.
+
+        Raises:
+            Refused: there is no such event.
+        """
         device = self._events.get(event)
         if device is None:
             raise Refused(CudaCode.INVALID_HANDLE, f"there is no event {event}")
@@ -41,44 +44,31 @@ class CudaEvents:
 
     def end(self, event: int) -> None:
         """Give up an event."""
-        self._cuda.ask("end_event", self._check(event), "cuEventDestroy", event)
+        self._cuda.ask("end_event", self.check(event), "cuEventDestroy", event)
         del self._events[event]
 
     def record(self, device: int, event: int, stream: int) -> None:
         """Let the event stand for everything that is queued on the stream now."""
-        if self._check(event) != device:
+        if self.check(event) != device:
             raise Refused(CudaCode.INVALID_HANDLE, f"{event} is no event that was made for GPU {device}")
         self._cuda.ask("record", device, "cuEventRecord", event, stream)
 
     def record_all(self, device: int, event: int) -> None:
         """Let the event stand for everything that is queued on the device now."""
-        if self._check(event) != device:
+        if self.check(event) != device:
             raise Refused(CudaCode.INVALID_HANDLE, f"{event} is no event that was made for GPU {device}")
         self._cuda.record_all(device, event)
 
     def done(self, device: int, event: int) -> bool:
         """Whether the work before the last record is done."""
-        self._check(event)
+        self.check(event)
         with self._cuda.current("done", device):
             return self._cuda.is_ready("done", device, "cuEventQuery", event)
 
     def wait(self, device: int, event: int, stream: int) -> None:
         """Hold back what is queued on the stream after this, until the work of the last record is done."""
-        self._check(event)
+        self.check(event)
         self._cuda.ask("wait", device, "cuStreamWaitEvent", stream, event, 0)
-
-    def is_lost(self, event: int) -> bool:
-        """Whether the event's process ended before the work was done: this one has not."""
-        self._check(event)
-        return False
-
-    def export(self, device: int, event: int) -> bytes:
-        """Refuse: events do not leave the process."""
-        raise Refused(CudaCode.NOT_SUPPORTED, _NOT_SHARED)
-
-    def open(self, device: int, exported: bytes) -> int:
-        """Refuse: no event comes from another process."""
-        raise Refused(CudaCode.NOT_SUPPORTED, _NOT_SHARED)
 
     def close(self) -> None:
         """Give everything back. All streams of this process have ended. Idempotent."""

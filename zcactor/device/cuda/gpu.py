@@ -21,6 +21,7 @@ from zcactor.device.driver import (
     THREAD_STREAM,
     CudaCode,
     GpuFacts,
+    Refused,
 )
 from zcactor.errors import DeviceError, DeviceUnavailable
 
@@ -47,7 +48,9 @@ class _State:
     """Everything that ends with a driver."""
 
     cuda: CudaCalls
-    events: CudaEvents | CudaFlags
+    events: CudaEvents
+    flags: CudaFlags | None
+    """The events that are shared between processes; None where they are not."""
     handles: dict[int, _Memory] = field(default_factory=dict)
     mapped: dict[int, _Memory] = field(default_factory=dict)
     """Mapped extents by their address."""
@@ -85,7 +88,7 @@ class CudaGpuDriver:
         self.shared_events: bool = cuda.version >= _WAITS_SINCE and all(
             self._cuda.has(index, "CAN_USE_64_BIT_STREAM_MEM_OPS") for index in range(count)
         )
-        self._state: Final = _State(cuda, CudaFlags(cuda) if self.shared_events else CudaEvents(cuda))
+        self._state: Final = _State(cuda, CudaEvents(cuda), CudaFlags(cuda) if self.shared_events else None)
         self.exports_to_cards: bool = all(self._cuda.has(index, "DMA_BUF_SUPPORTED") for index in range(count))
         self._pitches: Final = [self._cuda.attribute(index, "MAX_PITCH") for index in range(count)]
         minimum = cuda.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -384,37 +387,66 @@ class CudaGpuDriver:
 
     def end_event(self, device: int, event: int) -> None:
         with self._cuda.current("end_event", device):
+            if event < 0:
+                self._flags().end(event)
+                return
             self._state.events.end(event)
+            self._forget(event)
+
+    def _flags(self) -> CudaFlags:
+        flags = self._state.flags
+        if flags is None:
+            raise Refused(CudaCode.NOT_SUPPORTED, "events are not shared between processes")
+        return flags
+
+    def _forget(self, event: int) -> None:
+        if self._state.flags is not None:
+            self._state.flags.forget(event)
 
     def record(self, device: int, event: int, stream: int) -> None:
         with self._cuda.current("record", device):
             stream = self._stream("record", device, stream)
             self._state.events.record(device, event, stream)
+            self._forget(event)
 
     def record_all(self, device: int, event: int) -> None:
         with self._cuda.current("record_all", device):
             self._state.events.record_all(device, event)
+            self._forget(event)
 
     def done(self, device: int, event: int) -> bool:
         with self._cuda.named("done", device):
-            return self._state.events.done(device, event)
+            return self._flags().done(device, event) if event < 0 else self._state.events.done(device, event)
 
     def wait(self, device: int, stream: int, event: int) -> None:
         with self._cuda.current("wait", device):
             stream = self._stream("wait", device, stream)
-            self._state.events.wait(device, event, stream)
+            if event < 0:
+                self._flags().wait(device, event, stream)
+            else:
+                self._state.events.wait(device, event, stream)
+
+    def event_page(self) -> int:
+        with self._cuda.named("event_page", 0):
+            return self._flags().page()
+
+    def add_event_page(self, fd: int, process: int) -> None:
+        with self._cuda.named("add_event_page", 0):
+            self._flags().add_page(fd, process)
 
     def export_event(self, device: int, event: int) -> bytes:
-        with self._cuda.named("export_event", device):
-            return self._state.events.export(device, event)
+        with self._cuda.current("export_event", device):
+            flags = self._flags()
+            self._state.events.check(event)
+            return flags.export(device, event)
 
     def open_event(self, device: int, exported: bytes) -> int:
         with self._cuda.current("open_event", device):
-            return self._state.events.open(device, exported)
+            return self._flags().open(exported)
 
     def event_is_lost(self, device: int, event: int) -> bool:
         with self._cuda.named("event_is_lost", device):
-            return self._state.events.is_lost(event)
+            return event < 0 and self._flags().is_lost(event)
 
 
 def _end(state: _State) -> None:
@@ -430,6 +462,8 @@ def _end(state: _State) -> None:
     if cuda.contexts:
         api.cuCtxPushCurrent(next(iter(cuda.contexts.values())))
         state.events.close()
+        if state.flags is not None:
+            state.flags.close()
         api.cuCtxPopCurrent()
     for address, memory in state.mapped.items():
         api.cuMemUnmap(address, memory.nbytes)

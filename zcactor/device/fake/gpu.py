@@ -291,22 +291,33 @@ class FakeGpuDriver:
 
     def wait(self, device: int, stream: int, event: int) -> None:
         with self._call("wait", device):
-            number, events = self._stream(device, stream), self._events
+            number, passed = self._stream(device, stream), self._events.passed(event)
             self._engines[device].check(number)
-            count = events.recorded(event)
-            if count and self._options.waits:
-                self._engines[device].submit(number, lambda: None, lambda: events.reached(event, count))
+            if passed is not None and self._options.waits:
+                self._engines[device].submit(number, lambda: None, passed)
+
+    def _check_shared(self) -> None:
+        if not self.shared_events:
+            raise Refused(CudaCode.NOT_SUPPORTED, "events are not shared between processes")
+
+    def event_page(self) -> int:
+        with self._call("event_page"):
+            self._check_shared()
+            return self._events.page()
+
+    def add_event_page(self, fd: int, process: int) -> None:
+        with self._call("add_event_page"):
+            self._check_shared()
+            self._events.add_page(fd, process)
 
     def export_event(self, device: int, event: int) -> bytes:
         with self._call("export_event", device):
-            if not self.shared_events:
-                raise Refused(CudaCode.NOT_SUPPORTED, "events are not shared between processes")
+            self._check_shared()
             return self._events.export(event)
 
     def open_event(self, device: int, exported: bytes) -> int:
         with self._call("open_event", device):
-            if not self.shared_events:
-                raise Refused(CudaCode.NOT_SUPPORTED, "events are not shared between processes")
+            self._check_shared()
             return self._events.open(exported)
 
     def event_is_lost(self, device: int, event: int) -> bool:

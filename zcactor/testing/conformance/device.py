@@ -24,7 +24,7 @@ from zcactor.device.driver import (
     GpuDriver,
 )
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
-from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, until_done, write
+from zcactor.testing.device_peer import DevicePeer, finish, know_events, map_anew, mapped, read, until_done, write
 
 __all__ = ["GpuDriverSuite"]
 
@@ -333,15 +333,59 @@ class GpuDriverSuite:
         handle = driver.create(0, nbytes)
         address = map_anew(driver, 0, handle, nbytes)
         there, event, stream = self._import(driver, peer, address, nbytes), driver.event(0), driver.stream(0)
-        exported = driver.export_event(0, event)
-        assert len(exported) == EVENT_NBYTES
-        opened = peer.call("open_event", 0, exported)
+        peer.share_events(driver)
+        peer.share_events(driver)  # again: nothing changes
+        handles = set()
         for byte in b"xyz":
             driver.fill(0, address, bytes((byte,)), nbytes, stream)
             driver.record(0, event, stream)
+            exported = driver.export_event(0, event)
+            assert len(exported) == EVENT_NBYTES and driver.export_event(0, event) == exported
+            handles.add(exported)
+            opened = peer.call("open_event", 0, exported)
             peer.call("wait", 0, 0, opened)
             assert peer.call("read", 0, there, 1000) == bytes((byte,)) * 1000
-        assert peer.call("done", 0, opened)
+            assert peer.call("done", 0, opened) and not peer.call("event_is_lost", 0, opened)
+            peer.call("end_event", 0, opened)
+        assert len(handles) == 3
+        again = peer.call("open_event", 0, exported)
+        assert peer.call("done", 0, again), "its place serves others, and it stays done"
+
+    def test_events_that_are_exported_when_their_work_is_done_or_before_any(
+        self, driver: GpuDriver, peer: DevicePeer
+    ) -> None:
+        if not driver.shared_events:
+            pytest.skip("events are not shared")
+        peer.share_events(driver)
+        event, ended = driver.event(0), driver.event(0)
+        first = peer.call("open_event", 0, driver.export_event(0, event))
+        address = mapped(driver, 0, driver.granularity)
+        driver.fill(0, address, b"a", 1000, 0)
+        for each in (event, ended):
+            driver.record(0, each, 0)
+        until_done(driver, 0, event)
+        second = peer.call("open_event", 0, driver.export_event(0, event))
+        third = peer.call("open_event", 0, driver.export_event(0, ended))
+        driver.end_event(0, ended)
+        for each in (first, second, third):
+            peer.call("wait", 0, 0, each)
+            peer.call("finish", 0, 0)
+            assert peer.call("done", 0, each)
+
+    def test_more_events_than_there_are_places(self, driver: GpuDriver) -> None:
+        if not driver.shared_events:
+            pytest.skip("events are not shared")
+        event, address = driver.event(0), mapped(driver, 0, driver.granularity)
+        handles, refused = [], set[int]()
+        for _ in range(1100):
+            driver.fill(0, address, b"a", 1, 0)
+            driver.record(0, event, 0)
+            try:
+                handles.append(driver.export_event(0, event))
+            except DeviceError as error:
+                refused.add(error.code)
+                finish(driver, 0)
+        assert len(set(handles)) == len(handles) > 510 and refused <= {CudaCode.NOT_SUPPORTED}
 
     def test_an_event_behind_all_work(self, driver: GpuDriver) -> None:
         address, streams = mapped(driver, 0, driver.granularity), [driver.stream(0) for _ in range(4)]
@@ -374,6 +418,9 @@ class GpuDriverSuite:
             with pytest.raises(DeviceError) as caught:
                 driver.export_event(0, event)
             assert caught.value.code == CudaCode.NOT_SUPPORTED
+            with pytest.raises(DeviceError) as caught:
+                driver.event_page()
+            assert caught.value.code == CudaCode.NOT_SUPPORTED
             return
         exported = driver.export_event(0, event)
         with pytest.raises(DeviceError):
@@ -381,6 +428,9 @@ class GpuDriverSuite:
         for wrong in (bytes(EVENT_NBYTES), exported[:-1]):
             with pytest.raises(DeviceError):
                 driver.open_event(0, wrong)
+        with open("/dev/null", "r+b", buffering=0) as file, pytest.raises(DeviceError) as caught:
+            know_events(driver, file.fileno(), os.getpid())
+        assert caught.value.code == CudaCode.INVALID_VALUE
 
     # ---- two GPUs
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from zcactor.transport.local.extents import RemoteExtent, Supply
+    from zcactor.transport.local.extents import ExtentReply, Supply
 
 __all__ = ["LocalEndpoint"]
 
@@ -216,8 +216,8 @@ class LocalEndpoint(ListeningEndpoint):
             async with answering(address, "on this host"):
                 return await self._receive_arena(sock, nbytes, writable=True)
 
-    async def _fetch_extents(self, address: str, places: Collection[int]) -> list[RemoteExtent]:
-        async def ask() -> list[RemoteExtent]:
+    async def _fetch_extents(self, address: str, places: Collection[int]) -> ExtentReply:
+        async def ask() -> ExtentReply:
             with contextlib.ExitStack() as undo:
                 _, sock = await self._introduce(address, Purpose.DEVICE_EXTENTS, undo)
                 async with answering(address, "on this host"):

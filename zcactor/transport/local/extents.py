@@ -6,19 +6,21 @@ descriptor. Extents that nobody needs stay where they are: the memory of a GPU i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zcactor.errors import ProtocolError
-from zcactor.transport.local.unix import receive_descriptor, send_descriptor
+from zcactor.transport.local.unix import peer_descriptor, receive_descriptor, send_descriptor
 from zcactor.transport.stream.handshake_io import receive_exactly, send_all
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Collection
 
-__all__ = ["RemoteExtent", "Supply", "hand_out", "receive_extents"]
+__all__ = ["ExtentReply", "RemoteExtent", "Supply", "hand_out", "receive_extents"]
 
 _COUNT: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BQQ40s")
@@ -40,9 +42,28 @@ class RemoteExtent(NamedTuple):
     """A descriptor, which belongs to the one that has the record."""
 
 
+@dataclass(slots=True)
+class ExtentReply:
+    """An answer. All descriptors belong to the one that has it."""
+
+    extents: list[RemoteExtent]
+    events: int | None = None
+    """The sender's page of events (`zcactor.device.driver.GpuDriver.event_page`); None where events are not shared."""
+    process: int | None = None
+    """A descriptor of the sender's process (pidfd_open(2)); None at the sender, or where the system gives none."""
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for extent in self.extents:
+            os.close(extent.fd)
+        for fd in (self.events, self.process):
+            if fd is not None:
+                os.close(fd)
+
+
 if TYPE_CHECKING:
-    Supply = Callable[[bytes, Collection[int]], list[RemoteExtent]]
-    """``supply(reader, places)``: the extents around places, for the process that is to read them."""
+    Supply = Callable[[bytes, Collection[int]], ExtentReply | None]
+    """``supply(reader, places)``: the extents around places, for the process that is to read them; None for none."""
 
 
 async def hand_out(sock: socket.socket, supply: Supply, reader: bytes) -> None:
@@ -55,40 +76,37 @@ async def hand_out(sock: socket.socket, supply: Supply, reader: bytes) -> None:
     (count,) = _COUNT.unpack(await receive_exactly(sock, _COUNT.size))
     if count > MOST_EXTENTS:
         raise ProtocolError(f"the peer asks for {count} extents; at most {MOST_EXTENTS} are handed out at a time")
-    extents = supply(reader, struct.unpack(f"<{count}Q", await receive_exactly(sock, 8 * count)))
-    try:
-        for offset, nbytes, uuid, fd in extents:
+    places = struct.unpack(f"<{count}Q", await receive_exactly(sock, 8 * count))
+    with contextlib.closing(supply(reader, places) or ExtentReply([])) as answer:
+        for offset, nbytes, uuid, fd in answer.extents:
             await send_all(sock, _HEAD.pack(_EXTENT, offset, nbytes, uuid.encode()))
             await send_descriptor(sock, fd)
         await send_all(sock, _HEAD.pack(_END, 0, 0, b""))
-    finally:
-        for extent in extents:
-            os.close(extent.fd)
+        await send_descriptor(sock, answer.events)
 
 
-async def receive_extents(sock: socket.socket, places: Collection[int]) -> list[RemoteExtent]:
+async def receive_extents(sock: socket.socket, places: Collection[int]) -> ExtentReply:
     """Ask for the extents around places, of which there are at most `MOST_EXTENTS`.
-
-    Returns:
-        The extents that there are, whose descriptors belong to the caller.
 
     Raises:
         ProtocolError: the answer is malformed.
         ConnectionLost, OSError: the connection is broken.
     """
     await send_all(sock, struct.pack(f"<I{len(places)}Q", len(places), *places))
-    extents: list[RemoteExtent] = []
+    answer = ExtentReply([])
+    extents = answer.extents
     try:
         while True:
             kind, offset, nbytes, raw = _HEAD.unpack(await receive_exactly(sock, _HEAD.size))
             if kind == _END:
-                return extents
+                answer.events = await receive_descriptor(sock)
+                answer.process = None if answer.events is None else peer_descriptor(sock)
+                return answer
             fd = await receive_descriptor(sock) if kind == _EXTENT else None
             if fd is not None:
                 extents.append(RemoteExtent(offset, nbytes, raw.decode("ascii", "replace"), fd))
             if fd is None or len(extents) > len(places) or not raw.isascii():
                 raise ProtocolError(f"the peer names an extent of kind {kind}, which is malformed or too many")
     except BaseException:
-        for extent in extents:
-            os.close(extent.fd)
+        answer.close()
         raise

@@ -28,6 +28,7 @@ __all__ = [
     "connect",
     "directory_problem",
     "listen",
+    "peer_descriptor",
     "peer_process",
     "peer_uid",
     "receive_descriptor",
@@ -46,6 +47,8 @@ _LAST_RETRY: Final = 0.05
 
 _UCRED: Final = struct.Struct("3i")
 _DESCRIPTOR_FOLLOWS: Final = b"\1"
+_SO_PEERPIDFD: Final = 77
+"""The option of unix(7), since Linux 6.5."""
 _NO_DESCRIPTOR: Final = b"\0"
 
 
@@ -134,6 +137,24 @@ def peer_process(sock: socket.socket) -> OsProcess:
     """Return the process that connected or listened at the other end (SO_PEERCRED)."""
     pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return OsProcess.of(pid)
+
+
+def peer_descriptor(sock: socket.socket) -> int | None:
+    """A descriptor (pidfd_open(2)) of the process that connected or listened at the other end, which the caller closes.
+    None where the system gives none: the process has ended, or is in another PID namespace before Linux 6.5.
+
+    Raises:
+        OSError: no descriptor is left (EMFILE).
+    """
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno not in {errno.ENOPROTOOPT, errno.EINVAL, errno.ESRCH, errno.ENODATA}:
+            raise
+    try:
+        return peer_process(sock).open()
+    except ProcessLookupError:
+        return None
 
 
 def set_send_buffer(sock: socket.socket) -> None:
