@@ -16,11 +16,11 @@ OWNER = b"o" * 16
 
 
 def test_a_lease_without_a_place_goes_back_at_once() -> None:
-    released: list[int] = []
-    lease = DeviceLease(OWNER, 5, 0, 10, released.append)
+    released: list[tuple[int, int]] = []
+    lease = DeviceLease(OWNER, 5, 0, 10, lambda *each: released.append(each))
     assert lease.readonly and not released
     del lease
-    assert released == [5]
+    assert released == [(5, 10)]
 
 
 def test_a_lease_goes_back_after_the_work() -> None:
@@ -30,8 +30,8 @@ def test_a_lease_goes_back_after_the_work() -> None:
         ours.imports.add(OWNER, fetched(theirs, block.offset))
         extent = ours.imports.find(OWNER, block.offset, 100)
         assert extent is not None
-        released: list[int] = []
-        lease = DeviceLease(OWNER, block.id, block.offset, 100, released.append)
+        released: list[tuple[int, int]] = []
+        lease = DeviceLease(OWNER, block.id, block.offset, 100, lambda *each: released.append(each))
         lease.place(extent)
         loop = ours.tending._loop
         with held(ours.driver):
@@ -44,12 +44,12 @@ def test_a_lease_goes_back_after_the_work() -> None:
         while not released:
             loop.call_later(0.001, loop.stop)
             loop.run_forever()
-        assert moments[0].done() and released == [block.id]
+        assert moments[0].done() and released == [(block.id, 100)]
         assert (seen(copied) == np.arange(100)).all()
 
 
 def test_a_lease_is_granted_on() -> None:
-    lease = DeviceLease(OWNER, 5, 0, 10, lambda _: None)
+    lease = DeviceLease(OWNER, 5, 0, 10, lambda *_: None)
     copied = HostCopy(np.zeros(10, "u1"), lease)
     third = SimpleNamespace(peer_process=b"t" * 16, pin=lambda holder: 99 if holder is lease else 0)
     for holder in (lease, copied):

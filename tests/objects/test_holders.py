@@ -65,7 +65,7 @@ def test_bytes_outside_of_the_arena_are_refused_and_the_lease_goes_back() -> Non
 
 def test_holders_are_known_by_their_owner_as_long_as_something_keeps_them() -> None:
     held = Holdings()
-    way: Any = SimpleNamespace(release_later=lambda _: None)
+    way: Any = SimpleNamespace(release_later=lambda *_: None)
     ref = RefHolder(THEM, 7, lambda _: None)
     lease = RemoteLease(way, Region(RegionKind.ARRAY, THEM, 8, 0, 50, 0))
     others = RefHolder(US, 7, lambda _: None)

@@ -258,7 +258,7 @@ class Way:
     def in_use(self) -> Way:
         return self.successor or self
 
-    def release_later(self, _: int) -> None:
+    def release_later(self, _: int, __: int) -> None:
         """Take back a lease, as `Session.release_later` does."""
 
     async def pull(self, *_: object) -> None:

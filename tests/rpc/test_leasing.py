@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.rpc.sessions import DEPTH, Held, Pair, echo_plain
@@ -79,6 +80,32 @@ async def test_a_release_does_not_wait_with_those_that_may(pair: Pair, monkeypat
     pair.b.release(2)
     await pair.settle()
     assert pair.a.leases.total == 0
+
+
+async def test_releases_of_many_bytes_do_not_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing, "_RELEASE_DELAY", 1000.0)
+    monkeypatch.setattr(
+        pair.b.connection, "peer", msgspec.structs.replace(pair.b.connection.peer, arena_nbytes=64 << 20)
+    )
+    most = 1 << 20
+    for object_id in range(1, 7):
+        pair.a.leases.grant(object_id, object())
+
+    async def left(count: int) -> None:
+        await pair.settle()
+        assert pair.a.leases.total == count
+
+    pair.b.release_later(1, most)
+    await left(6)  # a frame may take it
+    pair.b.release_later(2, 1)
+    await left(4)
+    pair.b.release_later(3, most)
+    pair.b.send_releases()  # as a frame of any kind does
+    pair.b.release_later(4, most)
+    pair.b.release_later(5)
+    await left(3)  # bytes that were given back count no more
+    pair.b.release_later(6, 4 << 20)
+    await left(0)
 
 
 async def test_a_thread_sends_the_releases_that_it_has_collected(pair: Pair) -> None:

@@ -27,7 +27,7 @@ class DeviceLease:
         object_id: its id of the object.
         offset: the place among the owner's extents.
         nbytes: bytes.
-        release: called with the id, on the loop, when the lease ends.
+        release: called with the id and the bytes, on the loop, when the lease ends.
     """
 
     __slots__ = (
@@ -39,7 +39,9 @@ class DeviceLease:
     """The GPU by which this process reaches the bytes; set by `place`."""
     readonly: Final = True
 
-    def __init__(self, owner: bytes, object_id: int, offset: int, nbytes: int, release: Callable[[int], None]) -> None:
+    def __init__(
+        self, owner: bytes, object_id: int, offset: int, nbytes: int, release: Callable[[int, int], None]
+    ) -> None:
         self.owner: Final = owner
         self.id: Final = object_id
         self.offset: Final = offset
@@ -74,18 +76,18 @@ class DeviceLease:
         return self.owner, self.id, session.pin(self)
 
     def __del__(self) -> None:
-        extent, release, number = self.extent, self._release, self.id
+        extent, release, number, nbytes = self.extent, self._release, self.id, self.nbytes
         work = self.work.left
         if extent is None or not work:
-            release(number)
+            release(number, nbytes)
             return
-        self.gpu.tending.when_done(work, partial(_give_back, release, number, extent))
+        self.gpu.tending.when_done(work, partial(_give_back, release, number, nbytes, extent))
 
 
-def _give_back(release: Callable[[int], None], number: int, extent: ImportedExtent) -> None:
+def _give_back(release: Callable[[int, int], None], number: int, nbytes: int, extent: ImportedExtent) -> None:
     """Give a lease back; the extent is kept until then."""
     del extent
-    release(number)
+    release(number, nbytes)
 
 
 class DeviceCopy:

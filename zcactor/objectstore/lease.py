@@ -31,7 +31,7 @@ class _Granted:
 
     __slots__ = ("__weakref__", "_release", "id", "nbytes", "offset", "owner")
 
-    def __init__(self, owner: bytes, object_id: int, offset: int, nbytes: int, release: Callable[[int], None]) -> None:
+    def __init__(self, owner: bytes, object_id: int, offset: int, nbytes: int, release: Callable[..., None]) -> None:
         self.owner = owner
         """Process id (16 bytes) of the owner."""
         self.id = object_id
@@ -76,6 +76,9 @@ class RemoteLease(_Granted):
         self.taken: Any = None
         """Once the owner has ended in order: the `zcactor.rpc.parts.Part` with the bytes, which came here before, or
         with the reason of their loss. See `zcactor.objects.succession`."""
+
+    def __del__(self) -> None:
+        self._release(self.id, self.nbytes)
 
 
 class Lease(_Granted):

@@ -25,6 +25,10 @@ _MAX_RELEASES = 128
 _RELEASE = int(Kind.RELEASE)
 _RELEASE_DELAY = 1.0
 """Seconds that the peer's memory may stay leased in order to save a frame."""
+_MOST_DELAYED = 4 << 20
+"""Bytes of the peer's memory that may stay leased so, and no more than one part in `_PART_DELAYED` of its arena. A
+process that only takes the results of another one sends it no frame, and takes as many as it can in a second."""
+_PART_DELAYED = 64
 
 
 collecting: dict[int, list[Any]] = {}
@@ -84,6 +88,8 @@ class Releasing:
     _released: deque[int]
     _release_scheduled: bool
     _release_delayed: bool
+    _delayed_nbytes: int
+    connection: Any
     _note_release: Callable[[int], None]
     _on_loop: Callable[[Callable[[], None]], None]
     _send: Callable[..., None]
@@ -100,12 +106,16 @@ class Releasing:
         replaced at any moment, and does not read what comes by it then."""
         return self.successor if self.is_replaced else self
 
-    def release(self, object_id: int) -> None:
-        """Give back a lease that the peer granted. Any thread may call this at any time; it takes no lock."""
+    def release(self, object_id: int, nbytes: int = 0) -> None:
+        """Give back a lease that the peer granted. Any thread may call this at any time; it takes no lock. `nbytes` is
+        as for `release_later`, and has no effect here."""
         if self.successor is not None and self.is_replaced:
             self.successor.release(object_id)
             return
         self._note_release(object_id)
+        self._release_soon()
+
+    def _release_soon(self) -> None:
         if not self._release_scheduled:
             self._release_scheduled = True
             due = collecting.get(threading.get_ident()) if collecting else None
@@ -114,14 +124,25 @@ class Releasing:
             else:
                 self._on_loop(self._send_releases)
 
-    def release_later(self, object_id: int) -> None:
+    def release_later(self, object_id: int, nbytes: int = 0) -> None:
         """`release` for a lease on bytes that have been read: a frame is likely to follow, which takes the release
-        along. Releases that no frame has taken within `_RELEASE_DELAY` are sent in a frame of their own."""
+        along. Releases that no frame has taken within `_RELEASE_DELAY` are sent in a frame of their own, and those of
+        more than `_MOST_DELAYED` bytes at once.
+
+        Args:
+            object_id: the object.
+            nbytes: bytes of the peer's memory that the lease keeps; 0 for a promise.
+        """
         if self.successor is not None and self.is_replaced:
-            self.successor.release_later(object_id)
+            self.successor.release_later(object_id, nbytes)
             return
+        if nbytes:
+            self._delayed_nbytes = nbytes + (self._delayed_nbytes if self.has_releases else 0)
         self._note_release(object_id)
-        if not self._release_scheduled and not self._release_delayed and self.closed is None:
+        if self._delayed_nbytes > min(_MOST_DELAYED, self.connection.peer.arena_nbytes // _PART_DELAYED):
+            self._delayed_nbytes = 0
+            self._release_soon()
+        elif not self._release_scheduled and not self._release_delayed and self.closed is None:
             self._release_delayed = True
             self._on_loop(self._send_releases_later)
 

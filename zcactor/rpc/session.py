@@ -143,6 +143,7 @@ class Session(Releasing):
         self._flush_scheduled = False
         self._release_scheduled = False
         self._release_delayed = False
+        self._delayed_nbytes = 0
         self._flush_now = connection.flush
         self._counters = hub.counters
 
