@@ -7,7 +7,7 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -21,6 +21,17 @@ __all__ = ["Caller", "Faulty", "Plain", "Probe", "Unusual"]
 
 WATCHDOG = 30
 """Seconds after which a blocked method of a failed test gives back its thread."""
+
+
+def _end() -> NoReturn:
+    raise StopAsyncIteration
+
+
+class Ending:
+    """An object that ends a loop over a stream when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _end, ()
 
 
 @zc.actor(concurrency_groups={"control": 64})
@@ -145,6 +156,9 @@ class Probe:
     def fail_at(self, n: int) -> Iterator[int]:
         yield from range(n)
         raise ValueError(f"at {n}")
+
+    def endings(self) -> Iterator[Any]:
+        yield from (1, Ending(), 3)
 
     async def astall_at(self, n: int) -> AsyncIterator[int]:
         for i in range(n):

@@ -135,6 +135,15 @@ async def test_an_exception_arrives_at_its_own_item(method: str, n: int) -> None
         await anext(stream)
 
 
+async def test_an_item_that_raises_the_end_of_the_stream_does_not_end_it() -> None:
+    probe: Any = await Probe.spawn()
+    stream = probe.endings()
+    assert await anext(stream) == 1
+    with pytest.raises(RuntimeError, match="raised StopAsyncIteration while it was unpickled"):
+        await anext(stream)
+    assert [item async for item in stream] == [3]
+
+
 async def test_an_actor_killed_in_the_middle_of_a_stream() -> None:
     probe: Any = await Probe.spawn()
     stream = probe.astall_at(5)

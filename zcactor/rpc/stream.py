@@ -93,7 +93,8 @@ class Stream:
 
         Raises:
             StopAsyncIteration: the stream has no more items.
-            RuntimeError: another task is waiting on this stream.
+            RuntimeError: another task is waiting on this stream, or the unpickling of an item raised
+                StopAsyncIteration.
         """
         while not (self._slots and self._slots[0].ready):
             if self._closed:
@@ -115,7 +116,10 @@ class Stream:
         if self._taken >= STREAM_WINDOW // 2 and not self.call.done:
             self.call.session.send_stream_credit(self.call, self._taken)
             self._taken = 0
-        return self._unpack(slot.payload, slot.parts, slot.flags)
+        try:
+            return self._unpack(slot.payload, slot.parts, slot.flags)
+        except StopAsyncIteration as error:  # it would end the loop over the stream, as if there were no more items
+            raise RuntimeError("an item of the stream raised StopAsyncIteration while it was unpickled") from error
 
     def _has_news(self) -> bool:
         if self._slots:
