@@ -10,7 +10,7 @@ from threading import TIMEOUT_MAX, Lock, get_ident
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from zcactor.apart import bare
-from zcactor.errors import ActorDied, ProtocolError
+from zcactor.errors import ActorDied, OutOfMemory, ProtocolError
 from zcactor.later import np
 from zcactor.marshal.packed import shared
 from zcactor.native import hot
@@ -289,7 +289,11 @@ def value_of(call: Call) -> Any:
             raise _status_error(call)
         if _was_passed(call):
             call.parts = shared(call.parts)
-        value, call.handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
+        try:
+            value, call.handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
+        except OutOfMemory:
+            call.reopen()
+            raise
         if call.status == Status.ERROR:
             call.error = value
         else:
@@ -332,6 +336,7 @@ def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
     then on. A caller that has awaited such an array may have written to it: the array travels on as it is now, of any
     size, and from then on always so."""
     call.passed = True
+    call.reopen()
     moved = any(part.kind == RegionKind.MOVED for part in call.parts)
     if call.decoded and (moved or call.handed_over):
         call.payload, call.parts, call.flags = current().marshaller.pack(call.value)

@@ -208,7 +208,7 @@ class DeviceReach:
         from zcactor.device.lease import DeviceCopy, HostCopy
 
         if type(copy) is LostPart:
-            return Part(_KIND, copy, 0, 0)
+            return Part(_KIND, copy.of(Part(_KIND, lease, lease.offset, lease.nbytes)), 0, 0)
         if isinstance(copy, np.ndarray):
             return Part(_KIND, HostCopy(copy, lease), lease.offset, lease.nbytes)
         return Part(_KIND, DeviceCopy(copy), copy.offset, lease.nbytes)

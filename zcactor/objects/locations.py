@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.transport.base import Commit, Flow
 
-__all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart", "outcome"]
+__all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart", "as_arrived", "outcome"]
 
 LOCATED_NBYTES: Final = 2 << 20
 """Bytes from which a reader asks for a place to take an object from. The question and the report afterwards cost both
@@ -52,13 +52,24 @@ ATTEMPTS: Final = 4
 
 class LostPart:
     """The holder of an object whose bytes cannot be had; every use of it raises `ObjectLost`, or the error that it was
-    given."""
+    given.
 
-    __slots__ = ("_error", "reason")
+    Args:
+        reason: of the loss.
+        error: an error to raise in place of `ObjectLost`.
+        unread: the part as it arrived, where its bytes only had no room here.
+    """
 
-    def __init__(self, reason: str, error: ZcactorError | None = None) -> None:
+    __slots__ = ("_error", "reason", "unread")
+
+    def __init__(self, reason: str, error: ZcactorError | None = None, unread: Part | None = None) -> None:
         self.reason = reason
         self._error = error
+        self.unread = unread
+
+    def of(self, part: Part) -> LostPart:
+        """The holder for one of several parts with the same bytes."""
+        return LostPart(self.reason, self._error, part if type(self._error) is OutOfMemory else None)
 
     def raise_error(self) -> NoReturn:
         """Raise the reason of the loss: `ObjectLost`, or the error that the part was given."""
@@ -71,6 +82,12 @@ class LostPart:
     def grant(self, _: Any) -> tuple[bytes, int, int]:
         """Raise, because nothing can be passed on."""
         self.raise_error()
+
+
+def as_arrived(part: Part) -> Part:
+    """The part whose bytes can be read once more, for one whose bytes had no room; any other part itself."""
+    unread = part.holder.unread if type(part.holder) is LostPart else None
+    return part if unread is None else unread
 
 
 async def outcome(kind: int, bring: Callable[..., Awaitable[Part]], *args: object) -> Part:
@@ -246,7 +263,7 @@ class Locations:
             else:
                 holder = await self._pull(kind, lease.owner, lease, authenticate, sealed)
         except OutOfMemory as error:
-            return Part(kind, LostPart(f"there is no room for it here: {error}", bare(error, None)), 0, 0)
+            return Part(kind, LostPart(f"there is no room for it here: {error}", bare(error, None), part), 0, 0)
         except (ZcactorError, OSError) as error:
             return Part(kind, LostPart(f"it could not be brought here: {error}"), 0, 0)
         return Part(kind, holder, holder.offset, nbytes, authenticate)

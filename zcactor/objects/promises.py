@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -14,17 +15,18 @@ from zcactor.api.passing import OwnRef, RefHolder
 from zcactor.errors import ConnectionLost, ObjectLost, RemoteError, ZcactorError, remote_of
 from zcactor.marshal.packed import Packed
 from zcactor.objects.exports import Exports
-from zcactor.objects.locations import LostPart
+from zcactor.objects.locations import LostPart, as_arrived
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zcactor.objects.locations import Locations
     from zcactor.peers.connections import Connections
     from zcactor.peers.requests import Requests
     from zcactor.process.tasks import Tasks
+    from zcactor.rpc.parts import Part
     from zcactor.rpc.session import Session
 
 __all__ = ["Promises"]
@@ -112,7 +114,7 @@ class Promises:
         except (Exception, asyncio.CancelledError) as error:  # any error: the value could not be had, or read
             call.fail(error)  # the error is raised where the promise is awaited; nobody retrieves this task's
         else:
-            call.complete(sealed.status, sealed.payload, sealed.parts, sealed.flags)
+            self._complete(call, sealed.status, sealed.payload, sealed.parts, sealed.flags)
         finally:
             del call, holder  # see `zcactor.api.future.value_of`: the error keeps this frame
 
@@ -146,4 +148,10 @@ class Promises:
         if coming:
             await asyncio.wait(coming)
         parts = [task.result() if isinstance(task, asyncio.Task) else task for task in found]
-        call.complete(call.status, call.payload, parts, call.flags)
+        self._complete(call, call.status, call.payload, parts, call.flags)
+
+    def _complete(self, call: Call, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
+        arrived = [as_arrived(part) for part in parts]
+        if not all(map(operator.is_, arrived, parts)):
+            call.again = arrived, self.read_result
+        call.complete(status, payload, parts, flags)

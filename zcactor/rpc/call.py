@@ -62,6 +62,8 @@ class Call:
     """Starts to get the result when it is first needed: another process's promise, or bytes that have not been read."""
     arrived = False
     """Whether the response is here and only its bytes are missing: it can be passed on, and counts as known."""
+    again: tuple[Sequence[Part], Callable[[Call], None]] | None = None
+    """The parts as they arrived, and the function that reads their bytes, where this process had no room for these."""
     known_callbacks: list[Callable[[Call], None]] | None = None
     on_done: Callable[[Call], None] | None = None
     """Called once the outcome is known, for the caller's count of unfinished calls."""
@@ -125,6 +127,19 @@ class Call:
         if self.fetch is not None:
             fetch, self.fetch = self.fetch, None
             fetch(self)
+
+    def reopen(self) -> None:
+        """Let the bytes of the result be read once more when the value is needed next, as there was no room for them.
+        Until then it is as after `arrive`. Any thread may call this; without `again` it has no effect."""
+        again, self.again = self.again, None
+        if again is None:
+            return
+        self.state = CallState.SENT  # first: the parts are no value
+        self.parts, read = again
+        self.arrived = True
+        self.fetch = read
+        if self.loop is not None and (self.waiter is not None or self.callbacks is not None):
+            self.loop.call_soon_threadsafe(self._fetch_now)
 
     def _note_known(self) -> None:
         """Do the work that is due once the outcome is known, the first time."""
