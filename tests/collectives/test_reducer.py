@@ -67,6 +67,38 @@ class Bad:
         return np.array(total)
 
 
+class Failing:
+    """A hook that raises at one place.
+
+    Args:
+        where: the place; empty for a hook that does not.
+        kind: the error.
+    """
+
+    def __init__(self, where: str, kind: type[BaseException]) -> None:
+        self.where = where
+        self.kind = kind
+
+    def _at(self, place: str) -> None:
+        if self.where == place:
+            raise self.kind("of the hook")
+
+    def snapshot(self) -> None:
+        self._at("snapshot")
+
+    def restore(self, saved: None) -> None:
+        self._at("restore")
+
+    def reduce(self, name: str, grad: Any, size: int) -> Generator[Any, Any, Any]:
+        try:
+            (total,) = yield Sum([grad])
+        except GeneratorExit:
+            self._at("close")
+            raise
+        self._at("wait")
+        return np.array(total)
+
+
 @zc.actor
 class Trainer:
     """A member that reduces gradients."""
@@ -111,6 +143,29 @@ class Trainer:
                 reducer.result()
             return type(error).__name__, str(error)
         raise AssertionError(f"{how} did not fail")
+
+    async def failing(self, group: zc.Group, where: str, kind: type[BaseException], by: int) -> str:
+        """A step in which the hook of rank 1 raises at a place, and the block of rank `by`. Returns the name of the
+        error, or of the type that its text names."""
+        try:
+            async with group.reducer(hook=Failing(where if group.rank == 1 else "", kind)) as reducer:
+                reducer.add("w", np.ones(20_000))
+                if group.rank == by:
+                    raise LookupError("of the block")
+        except BaseException as error:
+            return str(error).rpartition(" by ")[2] if type(error) is RuntimeError else type(error).__name__
+        return ""
+
+    def failing_plain(self, group: zc.Group, where: str, kind: type[BaseException], by: int) -> str:
+        """The same in a plain method."""
+        try:
+            with group.reducer(hook=Failing(where if group.rank == 1 else "", kind)) as reducer:
+                reducer.add("w", np.ones(20_000))
+                if group.rank == by:
+                    raise LookupError("of the block")
+        except BaseException as error:
+            return str(error).rpartition(" by ")[2] if type(error) is RuntimeError else type(error).__name__
+        return ""
 
     async def other_name(self, group: zc.Group) -> tuple[str, str]:
         """A step in which the ranks add arrays of different names. Returns the error."""
@@ -266,6 +321,28 @@ async def test_a_hook_that_does_wrong_on_one_rank(trainers: Any, how: str, kind:
     for found, text in await all_of(actors, "bad", group, how, rank):
         assert found == kind, text
         assert said in text
+    await test_plain_methods(trainers)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+@pytest.mark.parametrize("kind", [OSError, SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("where", ["snapshot", "wait", "close", "restore"])
+async def test_a_hook_that_raises_anywhere_ends_the_step_of_all_ranks(
+    trainers: Any, where: str, kind: type[BaseException], plain: bool
+) -> None:
+    group, actors = trainers
+    method, first = "failing_plain" if plain else "failing", kind.__name__
+    for by in (-1, 0, 1):
+        async with asyncio.timeout(30):
+            found = await all_of(actors, method, group, where, kind, by)
+        if by < 0:  # no block raises: there is nothing to close or to undo
+            assert found == ["" if where in {"close", "restore"} else first] * SIZE
+        elif where in {"close", "restore"}:  # the error of the block, but for an end of more than the step
+            own = "LookupError" if kind is OSError else first
+            assert [each for rank, each in enumerate(found) if rank != 1] == ["LookupError"] * (SIZE - 1)
+            assert found[1] in {own, "LookupError"}
+        else:
+            assert set(found) <= {first, "LookupError"}
     await test_plain_methods(trainers)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -12,6 +11,7 @@ import numpy as np
 from zcactor.collectives import kinds
 from zcactor.collectives.steps import StepEnded
 from zcactor.hooks import Gather, Sum
+from zcactor.logs import logger
 from zcactor.process.context import current
 from zcactor.sizes import size
 
@@ -156,6 +156,8 @@ class Reducer:
         self._started: list[_Bucket] = []
         self._error: Exception | None = None
         """The first error of this rank, with which the step ends on all ranks."""
+        self._stop: BaseException | None = None
+        """The error of a hook's end that ends more than the step."""
         self._told = False
         """Whether the other ranks hear of the end of this one."""
         self._results: dict[str, Array] | None = None
@@ -239,6 +241,9 @@ class Reducer:
                     answer = await reference
                 except Exception as failure:  # told to all by `_finish`, when the others have been waited for
                     answer = failure
+        except BaseException as failed:
+            self._leave(failed)
+            raise
         finally:
             self._settle()
 
@@ -258,6 +263,9 @@ class Reducer:
                     answer = reference.result()
                 except Exception as failure:
                     answer = failure
+        except BaseException as failed:
+            self._leave(failed)
+            raise
         finally:
             self._settle()
 
@@ -272,6 +280,9 @@ class Reducer:
                 self._saved = (hook.snapshot(),)
             except Exception as failed:  # any error of a user's hook: the end of the block raises it
                 self._fail(failed)
+            except BaseException as failed:  # there is no block, and no end of it
+                self._leaves(failed)
+                raise
         return self
 
     def _leaves(self, error: BaseException | None) -> bool:
@@ -281,14 +292,31 @@ class Reducer:
             return False
         references = [*self._apart.values(), *[bucket.reference for bucket in self._started]]
         for run in self._runs:
-            run.steps.close()
+            self._close(run)
             references += run.pending[1] if run.pending is not None else []
         for reference in references:
             if reference is not None:
                 reference._call.retrieved = True  # nobody asks for it any more
         self._end(error)
         self._settle()
+        if self._stop is not None:
+            raise self._stop
         return True
+
+    def _leave(self, error: BaseException) -> None:
+        """Let the other ranks hear that this one waits no more, unless they have heard of its end."""
+        if not self._told:
+            self._end(error)
+
+    def _close(self, run: _Run) -> None:
+        """End a hook's generator, as the step has failed. Its own error is no other one for the step. An error that
+        ends more than a step is raised when the other ranks have heard of the end."""
+        try:
+            run.steps.close()
+        except Exception:  # a hook may raise anything
+            logger.exception("a hook raised while its generator for %r was closed", run.name)
+        except BaseException as error:
+            self._stop = error
 
     def _end(self, error: BaseException | None) -> None:
         """Say that no more operations of the step come."""
@@ -304,13 +332,16 @@ class Reducer:
     def _settle(self) -> None:
         """Make the hook as it was before a step that has failed, or has a result that is not finite."""
         self._outcome._call.retrieved = True
-        if not self._told:  # the wait was cancelled
-            self._end(asyncio.CancelledError())
         hook: Any = self._hook
         if self._saved is not None and not (
             self._results is not None and all(np.isfinite(one).all() for one in self._results.values())
         ):
-            hook.restore(*self._saved)
+            try:
+                hook.restore(*self._saved)
+            except Exception:
+                if self._results is not None:
+                    raise
+                logger.exception("a hook was not made as it was before a step that has failed")
 
     def _finish(self) -> Generator[ObjectRef[Any], Any, None]:
         """Start the rest, and make the results: a generator of references that is sent values, or errors.
@@ -361,7 +392,7 @@ class Reducer:
                         answers = [list(arrays) for arrays in zip(*answers, strict=True)]
                     self._advance(run, answers)
                     continue
-                run.steps.close()
+                self._close(run)
                 run.pending = None
             waiting = [run for run in waiting if run.pending is not None]
         for run in self._runs:
@@ -373,7 +404,7 @@ class Reducer:
         error = outcome if issubclass(type(outcome), Exception) else self._error
         if error is not None:
             self._state = "failed"
-            raise error
+            raise error if self._stop is None else self._stop
         self._results = {name: found[name] for name in self._names}
 
     def _fail(self, error: Exception) -> None:
