@@ -63,7 +63,7 @@ def _shared(driver: GpuDriver, peer: DevicePeer, nbytes: int) -> tuple[int, int,
         raise Skip("memory does not leave the process by descriptors")
     address = mapped(driver, 0, nbytes)
     fd = driver.export(0, address, nbytes)
-    imported = peer.call("import_", 0, -1, nbytes, fd=fd)
+    imported = peer.call("import_", 0, -1, nbytes, driver.devices()[0].uuid, fd=fd)
     os.close(fd)
     there = peer.call("reserve", 0, nbytes)
     return address, there, peer.call("map", 0, there, imported, nbytes, False)
@@ -154,7 +154,9 @@ def costs(kind: str) -> tuple[str, dict[str, Any]]:
             timed("first touch", partial(_touch, driver, room, nbytes))
             if driver.exports:
                 fd = timed("export", partial(driver.export, 0, room, nbytes))
-                there = timed("import there", partial(peer.call, "import_", 0, -1, nbytes, fd=fd))
+                there = timed(
+                    "import there", partial(peer.call, "import_", 0, -1, nbytes, driver.devices()[0].uuid, fd=fd)
+                )
                 os.close(fd)
                 place = peer.call("reserve", 0, nbytes)
                 timed("map there", partial(peer.call, "map", 0, place, there, nbytes, False))

@@ -76,6 +76,14 @@ def test_a_container_has_the_device_files_of_its_own(tmp_path: Path) -> None:
     assert list_gpus({}, tmp_path) == [UUIDS[1]]
 
 
+def test_slices_of_a_gpu_that_cuda_tells_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_cuda(tmp_path, monkeypatch, UUIDS[0])
+    driver = tmp_path / "site/cuda/bindings/driver.py"
+    text = driver.read_text().replace("b'GPU\\0'", "b'NVIDIA H200 MIG 1g.18gb\\0'")
+    driver.write_text(text + "def cuDeviceGetUuid_v2(number): return 0, SimpleNamespace(bytes=b'\\1' * 16)\n")
+    assert list_gpus({"PATH": ""}, tmp_path) == ["MIG-01010101-0101-0101-0101-010101010101"]
+
+
 def test_before_any_device_file_was_made(tmp_path: Path) -> None:
     add_files(tmp_path, "H200", "H200")
     (tmp_path / "proc/driver/nvidia/gpus/0000:09:00.0").mkdir()

@@ -69,7 +69,8 @@ class GpuFacts:
 
     index: int
     uuid: str
-    """``GPU-`` and 32 hexadecimal digits in five groups: the same in all processes of a host."""
+    """``GPU-``, or ``MIG-`` for a slice of a GPU, and 32 hexadecimal digits in five groups: the same in all processes
+    of a host."""
     name: str
     total: int
     """Bytes of its memory."""
@@ -144,8 +145,14 @@ class GpuDriver(Protocol):
             DeviceError: with `CudaCode.NOT_SUPPORTED` where `exports` is False, or the memory is another process's.
         """
 
-    def import_(self, device: int, fd: int, nbytes: int) -> int:
-        """Make a handle of memory that another process has exported; the descriptor stays the caller's.
+    def import_(self, device: int, fd: int, nbytes: int, uuid: str) -> int:
+        """Make a handle of memory that another process has exported.
+
+        Args:
+            device: the GPU by which it is reached.
+            fd: the descriptor, which stays the caller's.
+            nbytes: bytes of the memory.
+            uuid: of the GPU whose memory it is. Numbers of GPUs are other ones in other processes.
 
         Raises:
             DeviceError: with `CudaCode.INVALID_VALUE` where `fd` is not such memory of `nbytes` bytes.

@@ -49,7 +49,7 @@ class ImportedExtent:
         """The leases on objects in it, by their ids as Python objects."""
         self._room = 0
         self.address = 0
-        self._handle = driver.import_(device, remote.fd, nbytes)
+        self._handle = driver.import_(device, remote.fd, nbytes, remote.uuid)
         self._room = driver.reserve(device, nbytes)
         self.readonly = driver.map(device, self._room, self._handle, nbytes, False)
         self.address = self._room

@@ -78,7 +78,7 @@ def _of_smi(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 def _of_cuda(environ: Mapping[str, str]) -> list[str]:
     """The UUIDs by a child that initialises CUDA and ends."""
     found = _printed((sys.executable, "-c", _ASK.format(path=list(map(str, sys.path)))), environ)
-    return [line for line in found if line.startswith("GPU-")]
+    return [line for line in found if line.startswith(("GPU-", "MIG-"))]
 
 
 def _printed(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:

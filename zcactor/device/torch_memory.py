@@ -42,13 +42,10 @@ _FUNCTIONS: Final = (
     "cuMemRelease", "cuStreamSynchronize",
 )  # fmt: skip
 """The functions of CUDA that make an extent and end it, in the order of `zcactor.device._torch.make_by`."""
-_PROPERTIES: Final = struct.Struct("<iiiixxxxxxxxBBH4x")
-"""CUmemAllocationProp: type, handles, the location's type and number, Windows' part, compression, GPUDirect, usage."""
 _ACCESS: Final = struct.Struct("<iii")
 """CUmemAccessDesc: the location's type and number, flags."""
-_PINNED, _BY_DESCRIPTOR, _DEVICE, _READ_WRITE = 1, 1, 1, 3
-"""CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
-CU_MEM_ACCESS_FLAGS_PROT_READWRITE."""
+_DEVICE, _READ_WRITE = 1, 3
+"""CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE."""
 _numbers: Final = count(1)
 _kept: Final[list[TorchMemory]] = []
 """All of them: PyTorch has pointers into their memory to the end of the process."""
@@ -185,8 +182,8 @@ class TorchMemory:
         """Let the C functions make extents by CUDA's, without Python."""
         library = ctypes.CDLL("libcuda.so.1")
         functions = tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS)
-        direct = gpu.driver.exports_to_cards
-        properties = _PROPERTIES.pack(_PINNED, _BY_DESCRIPTOR, _DEVICE, gpu.index, 0, direct, 0)
+        driver: Any = gpu.driver
+        properties = driver.allocation_properties(gpu.index)
         near = [each.index for each in self._gpus if gpu.driver.can_access(each.index, gpu.index)]
         access = b"".join(_ACCESS.pack(_DEVICE, index, _READ_WRITE) for index in near)
         total = gpu.driver.devices()[gpu.index].total if self._capacity is None else self._capacity

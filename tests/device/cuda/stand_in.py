@@ -285,16 +285,12 @@ class StandIn:
 
     def cuMemImportFromShareableHandle(self, what: int, kind: Any) -> tuple[Any, ...]:
         assert kind == bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        code, *made = self._do("import_", self._now(), what, os.fstat(what).st_size)
+        code, *made = self._do("import_", self._now(), what, os.fstat(what).st_size, "")
         for handle in made:
             number = int(os.readlink(f"/proc/self/fd/{what}").removeprefix("/memfd:zcactor-gpu").split()[0])
             numbers = self.gpus._numbers
             self._owners[handle] = numbers.index(number) if number in numbers else -1
         return (code, *(bindings.CUmemGenericAllocationHandle(each) for each in made))
-
-    def cuMemGetAllocationPropertiesFromHandle(self, handle: Any) -> tuple[Any, ...]:
-        location = SimpleNamespace(id=self._owners[int(handle)])
-        return bindings.CUresult.CUDA_SUCCESS, SimpleNamespace(location=location)
 
     def _stream(self, stream: int) -> int:
         """The fake's number of a stream. For CUDA, 0 is the calling thread's where ``cuda.bindings`` is told so."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import struct
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +42,16 @@ class TestOverFakeGpus(GpuDriverSuite):
 @pytest.mark.parametrize("opener", [CudaGpuDriver])
 class TestOnGpus(GpuDriverSuite):
     """The suite, on the GPUs of this machine."""
+
+
+@pytest.mark.parametrize(
+    ("options", "direct", "expected"),
+    [("late=0", 1, (1, 1, 1, 1, 0, 1)), ("late=0", 0, (1, 1, 1, 1, 0, 0)), ("export=none", 1, (1, 0, 1, 1, 0, 1))],
+)
+def test_memory_is_made_with_what_the_gpu_has(options: str, direct: int, expected: tuple[int, ...]) -> None:
+    """Type, handles, place, compression and GPUDirect, in the structure by which PyTorch's memory is made."""
+    driver = opened_cuda(f"devices=2,{options}", GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=direct)
+    assert struct.unpack("<iiii8xBB6x", driver.allocation_properties(1)) == expected
 
 
 def test_what_a_gpu_can_do() -> None:

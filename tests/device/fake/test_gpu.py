@@ -97,7 +97,7 @@ def test_a_peer_reads_stale_bytes_without_waits() -> None:
     address = mapped(driver, 0, NBYTES)
     with DevicePeer(partial(FakeGpuDriver, "waits=no")) as peer:
         exported = driver.export(0, address, NBYTES)
-        imported = peer.call("import_", 0, -1, NBYTES, fd=exported)
+        imported = peer.call("import_", 0, -1, NBYTES, driver.devices()[0].uuid, fd=exported)
         os.close(exported)
         there = peer.call("map_anew", 0, imported, NBYTES, False)
         event, gate = driver.event(0), driver.stream(0)
@@ -118,7 +118,7 @@ def one(driver: FakeGpuDriver, call: str) -> None:
         "devices": (), "can_access": (0, 0), "create": (0, NBYTES), "reserve": (0, NBYTES),
         "copy": (0, address, address, 1, 1, (1, 1), 0), "fill": (0, address, b"a", 1, 0), "pin": (address, 64),
         "unpin": (address, 64), "owner_of": (address,), "map": (0, address, 1, NBYTES, True),
-        "import_": (0, -1, NBYTES), "dma_buf": (0, NBYTES, NBYTES), "wait": (0, 0, 1), "record": (0, 1, 0),
+        "import_": (0, -1, NBYTES, ""), "dma_buf": (0, NBYTES, NBYTES), "wait": (0, 0, 1), "record": (0, 1, 0),
         "open_event": (0, b""), "event_page": (), "add_event_page": (-1, -1),
     }  # fmt: skip
     counts = {"unreserve": 3, "unmap": 3, "export": 3, "free": 1, "flush": 1, "stream": 1, "event": 1}
@@ -227,7 +227,7 @@ def test_memory_of_a_hidden_gpu_is_mapped_by_a_visible_one() -> None:
     address = mapped(driver, 0, NBYTES)
     write(driver, 0, address, b"far")
     fd = driver.export(0, address, NBYTES)
-    there = map_anew(other, 0, other.import_(0, fd, NBYTES), NBYTES, False)
+    there = map_anew(other, 0, other.import_(0, fd, NBYTES, driver.devices()[0].uuid), NBYTES, False)
     os.close(fd)
     assert read(other, 0, there, 3) == b"far"
     assert other.owner_of(there) == (-1, there, NBYTES)

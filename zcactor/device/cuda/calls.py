@@ -167,13 +167,15 @@ class CudaCalls:
         return self.attribute(device, name) != 0
 
     def fact(self, index: int) -> GpuFacts:
-        """UUID, name and memory of a GPU."""
+        """UUID, name and memory of a GPU, or of a slice of one."""
         device = self.devices[index]
-        raw = bytes(self.ask("devices", index, "cuDeviceGetUuid", device).bytes).hex()
+        # The older call gives the UUID of the GPU for each of its slices. Some releases of the package have no other.
+        ask = "cuDeviceGetUuid_v2" if hasattr(self.api, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+        raw = bytes(self.ask("devices", index, ask, device).bytes).hex()
         parts = (raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:])
-        name = self.ask("devices", index, "cuDeviceGetName", _NAME_NBYTES, device)
+        name = self.ask("devices", index, "cuDeviceGetName", _NAME_NBYTES, device).split(b"\0")[0].decode()
         total = self.ask("devices", index, "cuDeviceTotalMem", device)
-        return GpuFacts(index, "GPU-" + "-".join(parts), name.split(b"\0")[0].decode(), total)
+        return GpuFacts(index, ("MIG-" if " MIG " in name else "GPU-") + "-".join(parts), name, total)
 
     def locate(self, location: Any, device: int) -> None:
         """Let a ``CUmemLocation`` stand for a GPU."""

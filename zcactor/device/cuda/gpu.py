@@ -6,6 +6,7 @@ through host memory.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ __all__ = ["CudaGpuDriver"]
 
 _WAITS_SINCE: Final = 12000
 """The driver's version from which on streams write and wait for numbers without a setting of the system."""
+
+
+_PROPERTIES_NBYTES: Final = 32
+"""Bytes of ``CUmemAllocationProp``."""
 
 
 @dataclass(slots=True)
@@ -99,6 +104,10 @@ class CudaGpuDriver:
         self.close: Final = weakref.finalize(self, _end, self._state)
         """Wait for all work, and give everything back. Idempotent."""
         self.close.atexit = False  # CUDA does it at the end of a process, and other libraries may still need theirs
+
+    def allocation_properties(self, device: int) -> bytes:
+        """The structure ``CUmemAllocationProp`` by which memory of a GPU is made."""
+        return ctypes.string_at(self._properties(device).getPtr(), _PROPERTIES_NBYTES)
 
     def _properties(self, device: int) -> Any:
         made = self._api.CUmemAllocationProp()
@@ -231,18 +240,17 @@ class CudaGpuDriver:
             finally:
                 self._api.cuMemRelease(handle)
 
-    def import_(self, device: int, fd: int, nbytes: int) -> int:
+    def import_(self, device: int, fd: int, nbytes: int, uuid: str) -> int:
         with self._cuda.current("import_", device):
             self._check_size("import_", device, nbytes)
             try:
                 made = self._cuda.ask("import_", device, "cuMemImportFromShareableHandle", fd, self._descriptors)
-                facts = self._cuda.ask("import_", device, "cuMemGetAllocationPropertiesFromHandle", made)
             except DeviceError as error:
                 if error.fatal or error.code == CudaCode.OUT_OF_MEMORY:
                     raise
                 raise DeviceError("import_", CudaCode.INVALID_VALUE, device, False, error.reason) from error
-            seen = 0 <= facts.location.id < len(self._cuda.devices)
-            self._state.handles[int(made)] = _Memory(facts.location.id if seen else -1, nbytes, is_ours=False)
+            owner = next((each.index for each in self._facts if each.uuid == uuid), -1)
+            self._state.handles[int(made)] = _Memory(owner, nbytes, is_ours=False)
             return int(made)
 
     def copy(

@@ -155,7 +155,7 @@ class FakeGpuDriver:
         with self._call("export", device):
             return self._memory.export(address, nbytes)
 
-    def import_(self, device: int, fd: int, nbytes: int) -> int:
+    def import_(self, device: int, fd: int, nbytes: int, uuid: str) -> int:
         with self._call("import_", device):
             return self._memory.import_(fd, nbytes)
 

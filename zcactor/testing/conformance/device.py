@@ -55,7 +55,7 @@ class GpuDriverSuite:
         assert [each.index for each in facts] == list(range(len(facts)))
         assert len({each.uuid for each in facts}) == len(facts) > 0
         for each in facts:
-            assert each.uuid.startswith("GPU-") and len(each.uuid) == 40 and each.name
+            assert each.uuid.startswith(("GPU-", "MIG-")) and len(each.uuid) == 40 and each.name
             assert 0 <= driver.free(each.index) <= each.total
             assert driver.can_access(each.index, each.index)
 
@@ -236,14 +236,14 @@ class GpuDriverSuite:
     def _import(driver: GpuDriver, peer: DevicePeer, address: int, nbytes: int) -> int:
         """Map memory in the second process, without write access. Returns the address there."""
         exported = driver.export(0, address, nbytes)
-        imported = peer.call("import_", 0, -1, nbytes, fd=exported)
+        imported = peer.call("import_", 0, -1, nbytes, driver.devices()[0].uuid, fd=exported)
         os.close(exported)
         there: int = peer.call("map_anew", 0, imported, nbytes, False)
         return there
 
     def test_imports_of_other_things(self, driver: GpuDriver) -> None:
         with open("/dev/null", "rb") as file, pytest.raises(DeviceError) as caught:
-            driver.import_(0, file.fileno(), driver.granularity)
+            driver.import_(0, file.fileno(), driver.granularity, driver.devices()[0].uuid)
         assert caught.value.code == CudaCode.INVALID_VALUE
 
     def test_a_descriptor_for_a_network_card(self, driver: GpuDriver) -> None:
