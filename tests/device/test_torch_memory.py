@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.device.torch_stand_in import StandIn
 from zcactor.device import _torch
 from zcactor.device.arena import EXTENT_NBYTES
 from zcactor.device.foreign import Outside, known_array
+from zcactor.device.memory import DeviceBlock
 from zcactor.device.store import DeviceStore, open_store
 from zcactor.device.torch_memory import ALLOCATE, FREE, TorchBlock, TorchMemory, allocates_for_torch
 from zcactor.errors import OutOfMemory
@@ -56,9 +58,9 @@ def addresses() -> list[int | None]:
 
 
 @contextmanager
-def memory(options: str = "", keep: int = 0) -> Iterator[tuple[DeviceStore, TorchMemory]]:
+def memory(options: str = "", keep: int = 0, capacity: int | None = None) -> Iterator[tuple[DeviceStore, TorchMemory]]:
     """PyTorch's memory on the first fake GPU."""
-    with opened(options, keep=keep) as devices:
+    with opened(options, capacity, keep) as devices:
         made = devices.torch_memory()
         made.use(devices.gpus[0])
         try:
@@ -181,6 +183,32 @@ def test_extents_that_are_made_by_functions_of_cuda(fails: str, threads: ctypes.
         free(large, 0, 0, None)
         assert calls[NAMES.index("synchronize")] == 1
         assert allocate(100 * MIB, 0, None) == large
+
+
+def test_the_capacity_is_for_arrays_and_tensors_together(threads: ctypes.PyDLL) -> None:
+    allocate, free = functions()
+    table = (ctypes.c_void_p * len(NAMES)).in_dll(threads, "functions")
+    with memory("memory=1GiB", capacity=512 * MIB) as (devices, _):
+        gpu = devices.gpus[0]
+        gpu.arena.beside = partial(_torch.beside, 0)
+        properties, access = (1).to_bytes(32, "little"), bytes(20) + (3).to_bytes(4, "little")
+        _torch.make_by(0, tuple(each or 0 for each in table), properties, access, 2, 2 * MIB, 512 * MIB, 1000 * MIB)
+        gpu.arena.tidy()
+        tensor = allocate(200 * MIB, 0, None)
+        assert tensor is not None
+        arrays = [DeviceBlock(gpu, 100 * MIB), DeviceBlock(gpu, 100 * MIB)]
+        assert allocate(60 * MIB, 0, None) is not None, "in the extent that was made ahead"
+        assert allocate(100 * MIB, 0, None) is None
+        with pytest.raises(OutOfMemory, match="device_capacity is 536,870,912 bytes"):
+            DeviceBlock(gpu, 100 * MIB)
+        free(tensor, 200 * MIB, 0, None)  # it is kept for later, and given back when something else needs the room
+        arrays.append(DeviceBlock(gpu, 100 * MIB))
+        arrays.append(DeviceBlock(gpu, 100 * MIB))
+        assert allocate(100 * MIB, 0, None) is None
+        del arrays[:2]
+        assert allocate(100 * MIB, 0, None) is None, "the runtime has not given its extents back yet"
+        gpu.arena.tidy()
+        assert allocate(100 * MIB, 0, None) is not None
 
 
 @pytest.mark.parametrize("keep", [0, 64, 1000])

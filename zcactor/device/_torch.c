@@ -45,7 +45,9 @@ typedef struct {
     functions_t call;
     unsigned char properties[64], access[MOST_ACCESS];
     size_t naccess;
-    uint64_t step, extent, limit, made; /* bytes: granularity, size of an extent, what may be made here, and what is */
+    uint64_t step, extent; /* bytes: granularity, and size of an extent */
+    uint64_t limit, made;  /* bytes that the runtime may have of the GPU, and those that were made here */
+    uint64_t beside;       /* bytes that it has beside those */
     uint64_t keep;                      /* bytes of idle extents made here that are kept for later */
 } device_t;
 
@@ -96,12 +98,16 @@ static uint64_t take_from(unsigned pool, int device, uint64_t nbytes) {
     int64_t offset = best ? allocate(best->heap, nbytes, ALIGNMENT, 0) : -1;
     return offset < 0 ? 0 : best->address + (uint64_t)offset;
 }
+static uint64_t left(const device_t *d) {
+    uint64_t taken = d->made + d->beside;
+    return d->limit > taken ? d->limit - taken : 0;
+}
 /* Make an extent by CUDA's functions. Returns 0, or -1: the GPU has no room, or the limit is reached. */
 static int make_extent(device_t *d, int device, uint64_t least) {
     uint64_t nbytes = least > d->extent ? least : d->extent, address = 0, handle = 0;
     nbytes = (nbytes + d->step - 1) / d->step * d->step;
-    if (nbytes > d->limit - d->made) nbytes = (least + d->step - 1) / d->step * d->step;
-    if (nbytes > d->limit - d->made || d->call.reserve(&address, nbytes, 0, 0, 0)) return -1;
+    if (nbytes > left(d)) nbytes = (least + d->step - 1) / d->step * d->step;
+    if (nbytes > left(d) || d->call.reserve(&address, nbytes, 0, 0, 0)) return -1;
     int made = !d->call.create(&handle, nbytes, d->properties, 0), mapped = 0, done = 0;
     if (made) mapped = !d->call.map(address, nbytes, 0, handle, 0);
     if (mapped && !d->call.allow(address, nbytes, d->access, d->naccess))
@@ -198,7 +204,7 @@ static PyObject *py_use(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iIiK", &device, &pool, &event_fd, &extent) || !is_device(device)) return NULL;
     UNLOCKED(
         owner = getpid();
-        if (devices[device].pool != pool) devices[device].has_functions = 0, devices[device].made = 0;
+        if (devices[device].pool != pool) devices[device].has_functions = 0, devices[device].made = devices[device].beside = 0;
         devices[device].pool = pool;
         devices[device].event_fd = event_fd;
         devices[device].extent = extent;
@@ -233,6 +239,7 @@ static PyObject *py_make_by(PyObject *module, PyObject *args) {
             made.event_fd = d->event_fd;
             made.extent = d->extent;
             made.made = d->made;
+            made.beside = d->beside;
             made.naccess = (size_t)naccess;
             made.step = step;
             made.limit = limit;
@@ -245,6 +252,18 @@ static PyObject *py_make_by(PyObject *module, PyObject *args) {
     PyBuffer_Release(&access);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
+}
+static PyObject *py_beside(PyObject *module, PyObject *args) {
+    (void)module;
+    int device, idle;
+    unsigned long long nbytes, made = 0;
+    if (!PyArg_ParseTuple(args, "iKp", &device, &nbytes, &idle) || !is_device(device)) return NULL;
+    UNLOCKED(
+        devices[device].beside = nbytes;
+        if (idle && devices[device].has_functions) give_back(devices + device, device, 0);
+        made = devices[device].made;
+    )
+    return PyLong_FromUnsignedLongLong(made);
 }
 static PyObject *py_add(PyObject *module, PyObject *args) {
     (void)module;
@@ -316,6 +335,9 @@ static PyMethodDef functions[] = {
     {"use", py_use, METH_VARARGS, "use(device, pool, event_fd, extent_nbytes): allocate from a pool from now on"},
     {"make_by", py_make_by, METH_VARARGS,
      "make_by(device, functions, properties, access, naccess, step, limit, keep): make extents by CUDA's functions"},
+    {"beside", py_beside, METH_VARARGS,
+     "beside(device, nbytes, idle) -> bytes of extents that were made here: note those that the runtime has beside them; "
+     "with idle, those without tensors are given back first"},
     {"add", py_add, METH_VARARGS, "add(pool, device, address, nbytes): add an extent"},
     {"find", py_find, METH_O, "find(address) -> (pool, device, address, nbytes) of the extent there, or None"},
     {"take_idle", py_take_idle, METH_VARARGS, "take_idle(pool, keep) -> addresses of extents that were taken away"},

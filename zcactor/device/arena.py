@@ -68,6 +68,8 @@ class _Extent:
     nbytes: int
     address: int
     heap: Heap
+    is_ours: bool = True
+    """Whether it was made here."""
     readers: set[bytes] = field(default_factory=set)
     """The processes to which it was exported."""
     used_by: list[tuple[int, int, list[Moment]]] = field(default_factory=list)
@@ -101,6 +103,9 @@ class DeviceArena:
         self._pid: Final = os.getpid()
         self._reservations: list[tuple[int, int]] = []
         self._cards: Final[WeakSet[Card]] = WeakSet()
+        self.beside: Callable[[int, bool], int] = _alone
+        """Called, under a lock, with the bytes of the extents that were made here, and whether others are to give back
+        extents without objects; returns the bytes that these have made within the same capacity."""
         self.on_gone: Callable[[int, set[bytes]], None] = _nothing
         """Called, under a lock and by any thread, with the offset of each extent that was given back, and the processes
         that may have it mapped."""
@@ -205,11 +210,11 @@ class DeviceArena:
     def _grow(self, size: int) -> _Extent:
         step = self._driver.granularity
         least = -(-size // step) * step
-        room = self._capacity - sum(extent.nbytes for extent in self._extents)
+        room = self._room()
         wanted = max(least, min(EXTENT_NBYTES, room // step * step))
         sizes = [wanted] if wanted == least else [wanted, least]
         for nbytes in (*sizes, *sizes):
-            if nbytes <= self._capacity - sum(extent.nbytes for extent in self._extents):
+            if nbytes <= self._room():
                 try:
                     return self._add(nbytes)
                 except DeviceError as error:
@@ -230,7 +235,7 @@ class DeviceArena:
 
     def _add(self, nbytes: int) -> _Extent:
         driver, device = self._driver, self._device
-        address = self._room(nbytes)
+        address = self._place(nbytes)
         handle = driver.create(device, nbytes)
         try:
             heap = Heap(-1, 0)
@@ -244,6 +249,7 @@ class DeviceArena:
         extent = _Extent(self._next, nbytes, address, heap)
         self._next += nbytes
         self._extents.append(extent)
+        self._room()
         return extent
 
     def adopt(self, address: int, nbytes: int) -> int:
@@ -261,12 +267,18 @@ class DeviceArena:
         heap.grow(0, nbytes)
         heap.allocate(nbytes, ALIGNMENT)
         with self._lock:
-            extent = _Extent(self._next, nbytes, address, heap)
+            extent = _Extent(self._next, nbytes, address, heap, is_ours=False)
             self._next += nbytes
             self._extents.append(extent)
             return extent.offset
 
-    def _room(self, nbytes: int) -> int:
+    def _room(self, *, all_back: bool = False) -> int:
+        """Bytes that the capacity leaves, with `all_back` once others have given back what they do not need. They hear
+        of the bytes that were made here."""
+        ours = sum(extent.nbytes for extent in self._extents if extent.is_ours)
+        return self._capacity - ours - self.beside(ours, all_back)
+
+    def _place(self, nbytes: int) -> int:
         """Addresses of a reservation that no extent has: the first that are enough."""
         taken = sorted((extent.address, extent.nbytes) for extent in self._extents)
         for base, reserved in self._reservations:
@@ -324,6 +336,7 @@ class DeviceArena:
             if extent.readers:
                 self.on_gone(extent.offset, extent.readers)
         self._release()
+        self._room(all_back=not keep)
         return waits
 
     def _release(self) -> None:
@@ -350,6 +363,11 @@ class DeviceArena:
                     os.close(each.fd)
                 raise
         return made
+
+
+def _alone(_: int, __: bool) -> int:
+    """The bytes that others have made: none."""
+    return 0
 
 
 def _nothing(*_: object) -> None:

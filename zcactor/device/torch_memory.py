@@ -188,7 +188,9 @@ class TorchMemory:
         access = b"".join(_ACCESS.pack(_DEVICE, index, _READ_WRITE) for index in near)
         total = gpu.driver.devices()[gpu.index].total if self._capacity is None else self._capacity
         step, keep = gpu.driver.granularity, self._keep_nbytes
+        gpu.arena.beside = partial(_torch.beside, gpu.index)
         _torch.make_by(gpu.index, functions, properties, access, len(near), step, total, keep)
+        gpu.arena.tidy()  # it tells of its extents
 
     def block_at(self, low: int, high: int, value: Any) -> TorchBlock | None:
         """The object that contains the addresses ``[low, high)`` of a tensor; None where PyTorch has it elsewhere.
