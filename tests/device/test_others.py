@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,3 +23,12 @@ def test_another_process() -> None:
         other.close()
         other.close()
         assert other.has_ended() and other.fileno() < 0
+
+
+def test_two_threads_look_at_once() -> None:
+    process = os.pidfd_open(os.getpid())
+    other = Other(process)
+    os.close(process)
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(pool.map(lambda _: other.has_ended(), range(2000)))
+    other.close()

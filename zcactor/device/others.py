@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-from typing import Final
 
 __all__ = ["Other"]
 
@@ -18,8 +17,6 @@ class Other:
 
     def __init__(self, pidfd: int) -> None:
         self._fd = os.dup(pidfd)
-        self._poll: Final = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
         self._ended = False
 
     def fileno(self) -> int:
@@ -29,7 +26,9 @@ class Other:
     def has_ended(self) -> bool:
         """Whether it has ended."""
         if not self._ended and self._fd >= 0:
-            self._ended = bool(self._poll.poll(0))
+            poll = select.poll()  # of this call: one is for one thread at a time
+            poll.register(self._fd, select.POLLIN)
+            self._ended = bool(poll.poll(0))
         return self._ended
 
     def close(self) -> None:
