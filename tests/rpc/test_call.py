@@ -69,6 +69,38 @@ async def test_every_waiter_is_woken(end: Callable[[Call], None], number: int) -
     assert not call.awaited
 
 
+@pytest.mark.parametrize("end", ENDINGS)
+@pytest.mark.parametrize("kind", [ValueError, asyncio.CancelledError])
+async def test_a_callback_that_raises_keeps_nobody_from_the_outcome(
+    end: Callable[[Call], None], kind: type[BaseException]
+) -> None:
+    call, loop = new_call(), asyncio.get_running_loop()
+    call.refs = 1
+    told: list[BaseException] = []
+    known: list[Call] = []
+    done: list[Call] = []
+    waiter = loop.create_future()
+    error = kind("of a callback")
+
+    def raises(_: Call) -> None:
+        raise error
+
+    call.when_known(raises)
+    call.when_known(known.append)
+    call.add_callback(raises)
+    call.add_callback(done.append)
+    call.add_waiter(waiter)
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    try:
+        end(call)
+        assert known == done == [call] and waiter.done()
+        await asyncio.sleep(0)
+    finally:
+        loop.set_exception_handler(before)
+    assert told == [error, error]
+
+
 async def test_waiters_that_give_up() -> None:
     call = new_call()
     loop = asyncio.get_running_loop()

@@ -151,8 +151,7 @@ class Call:
             self.timer = None
         if self.known_callbacks is not None:
             callbacks, self.known_callbacks = self.known_callbacks, None
-            for callback in callbacks:
-                callback(self)
+            self._run(callbacks)
 
     def complete(self, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
         """Take the response. Later completions are ignored: a call ends exactly once."""
@@ -189,8 +188,7 @@ class Call:
             self.on_done = None
         if self.known_callbacks is not None:
             callbacks, self.known_callbacks = self.known_callbacks, None
-            for callback in callbacks:
-                callback(self)
+            self._run(callbacks)
         waiter = self.waiter  # again: a thread may have begun to wait meanwhile
         if waiter is None:
             return
@@ -237,8 +235,15 @@ class Call:
             self.resend = self.fetch = None
         if self.callbacks is not None:
             callbacks, self.callbacks = self.callbacks, None
-            for callback in callbacks:
+            self._run(callbacks)
+
+    def _run(self, callbacks: Sequence[Callable[[Call], None]]) -> None:
+        """Run callbacks. The error of one goes to the loop, as that of any function that the loop calls."""
+        for callback in callbacks:
+            try:
                 callback(self)
+            except BaseException as error:  # of one: the others, and all waiters, have to learn of the outcome
+                (self.loop or asyncio.get_running_loop()).call_soon(_raise, error)
 
     def _wake_all(self, waiter: asyncio.Future[None]) -> None:
         _wake(waiter)
@@ -296,6 +301,10 @@ class Call:
 
 _DONE = CallState.DONE
 _OK = int(Status.OK)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _wake(future: asyncio.Future[None]) -> None:
