@@ -291,6 +291,76 @@ async def test_an_exception_skips_the_methods_behind_it_in_its_run_alone(two: li
     assert sorted(await b.seen()) == [0, 0, 1, 2, 2, 3]
 
 
+async def outcome_of(reference: Any) -> BaseException:
+    """The exception of a run, of any kind."""
+    async with asyncio.timeout(20):
+        found = await asyncio.gather(reference, return_exceptions=True)
+    assert isinstance(found[0], BaseException), found
+    return found[0]
+
+
+async def test_a_run_with_a_cancelled_input_is_cancelled_and_all_who_wait_for_the_input_learn_of_it(
+    two: list[Any],
+) -> None:
+    a, b = two
+    run = await line(b.add)
+    reference = a.passes(1)
+    before, call = run(reference), b.add(reference)
+    waiting = asyncio.ensure_future(zc.wait([reference]))
+    await a.has_entered()
+    assert reference.cancel()
+    after = run(reference)
+    for dependent in (before, after):
+        assert type(await outcome_of(dependent)) is asyncio.CancelledError
+    assert "was cancelled" in str(await outcome_of(call))
+    async with asyncio.timeout(20):
+        assert (await waiting)[0] == [reference]
+        assert await run(2) == 3
+        await run.close()
+
+
+async def test_runs_that_take_the_result_of_the_run_before_fail_with_the_first(two: list[Any]) -> None:
+    a, b = two
+    run = await line(b.add)
+    reference = a.passes(1)
+    references = [reference]
+    for _ in range(400):
+        references.append(run(references[-1]))
+    await a.has_entered()
+    assert references[0].cancel()
+    for each in references:
+        assert type(await outcome_of(each)) is asyncio.CancelledError
+    await asyncio.wait_for(run.close(), 20)
+
+
+async def test_a_failed_input_is_raised_where_the_run_is_awaited_in_any_thread(two: list[Any]) -> None:
+    a, b = two
+    run = await line(b.add)
+    reference = a.raises(1)
+    assert isinstance(await failure_of(reference), KeyError)
+    assert isinstance(await outcome_of(run(reference)), KeyError)
+
+    def elsewhere() -> BaseException:
+        return asyncio.run(outcome_of(run(reference)))
+
+    assert isinstance(await asyncio.to_thread(elsewhere), KeyError)
+    assert await run(2) == 3
+    await asyncio.wait_for(run.close(), 20)
+
+
+async def test_an_input_goes_as_it_was_at_the_call_though_another_is_not_known(two: list[Any]) -> None:
+    a, b = two
+    async with zc.graph() as g:
+        g.output(b.pair.bind(g.input(), g.input()))
+    run = await g.compile()
+    values = [1]
+    reference = run(a.passes("late"), values)
+    values.append(2)
+    await a.open()
+    assert await reference == ("late", [1])
+    await run.close()
+
+
 async def test_a_result_that_cannot_travel(two: list[Any]) -> None:
     run = await line(two[0].unpicklable, two[1].add)
     assert isinstance(await failure_of(run(1)), TypeError)

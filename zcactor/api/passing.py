@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from msgspec.msgpack import Ext
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentRef", "Awaited", "BorrowedRef", "FailedArgumentError", "OwnRef", "RefHolder", "Unresolved", "has_scalar",
-    "known_here",
+    "known_here", "passed_value",
 ]  # fmt: skip
 
 
@@ -222,22 +221,32 @@ def has_scalar(call: Call) -> bool:
     return True
 
 
+def passed_value(ref: ObjectRef[Any]) -> Packed:
+    """The value of a reference, unopened, as what is called with the reference gets it. The outcome is known.
+
+    Raises:
+        FailedArgumentError: the reference has failed, or was cancelled: so does what is called with it.
+        Exception: the error of packing a value again to which its holder may have written.
+    """
+    call = ref._call
+    call.retrieved = True
+    if call.error is not None or call.status != Status.OK:
+        try:
+            value_of(call)
+        except BaseException as error:  # a call may have failed with anything
+            raise FailedArgumentError(error) from error
+    return Packed(*packed_result(call))
+
+
 def pack_argument(packing: Any, ref: ObjectRef[Any]) -> Any:
     """Encode a reference as a top-level argument: its value, passed on unopened, where that is known; otherwise the
     promise."""
     call = ref._call
     if has_scalar(call):
         return packing.pack(call.value)
-    call.retrieved = True
     if call.known:
-        if call.error is not None or call.status != Status.OK:
-            try:
-                value_of(call)
-            except Exception as error:
-                raise FailedArgumentError(error) from error
-            except asyncio.CancelledError as error:
-                raise FailedArgumentError(error) from error
-        return pack_resolved(packing, Packed(*packed_result(call)))
+        return pack_resolved(packing, passed_value(ref))
+    call.retrieved = True
     if packing.direct and call.holder is None:
         part = Part(RegionKind.REF, ArgumentRef(call), 0, 0)
         return Ext(Code.ARGUMENT, encode((packing.add(part), call.label, False)))

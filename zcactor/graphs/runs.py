@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zcactor import ids
 from zcactor.apart import bare, text_of
-from zcactor.api.future import ObjectRef, packed_result, value_of
+from zcactor.api.future import ObjectRef, value_of
 from zcactor.api.handle import ActorHandle
+from zcactor.api.passing import FailedArgumentError, passed_value
 from zcactor.errors import (
     ActorDied,
     ConnectionLost,
@@ -222,7 +223,10 @@ class Runs:
                 f"{self.limit}: await some of them first"
             )
         here = threading.get_ident() == process.thread
-        at_once = here and self.share is not None and not self._waiting and len(self._active) < self.in_flight
+        at_once = (
+            here and self.share is not None and not self._waiting and len(self._active) < self.in_flight
+            and self._number < _LAST_RUN and all(value._call.known for value in inputs if type(value) is ObjectRef)
+        )  # fmt: skip
         if not at_once:
             inputs = [self._kept(value) for value in inputs]
         call = Call(process.process, process.loop, process.thread)
@@ -234,14 +238,17 @@ class Runs:
         call.session = run
         self.unfinished.add(call)
         reference: ObjectRef[Any] = ObjectRef(call)
-        if here:
+        if at_once:
             try:
-                self._begin(run, seconds)
+                self._start(run)  # an input that cannot be packed raises at the call
             except BaseException:
                 self.unfinished.discard(call)
                 raise
+            self._limit(run, seconds)
+        elif here:
+            self._line_up(run, seconds)
         else:
-            process.loop.call_soon_threadsafe(self._begin, run, seconds)
+            process.loop.call_soon_threadsafe(self._line_up, run, seconds)
         call.retrieved = False
         return reference
 
@@ -260,23 +267,21 @@ class Runs:
             return value
         return Packed(*self.process.marshaller.pack(value))
 
-    def _begin(self, run: _Run, seconds: float | None) -> None:
-        call = run.call
-        if call.done:
+    def _line_up(self, run: _Run, seconds: float | None) -> None:
+        """Let a run wait until its inputs are known and its turn has come; it may start now."""
+        if run.call.done:
             return
         for value in run.inputs:
             if type(value) is ObjectRef and not value._call.known:
                 run.blockers += 1
                 value._call.when_known(partial(self._unblocked, run))
-        room = len(self._active) < self.in_flight and self.share is not None
-        if room and not run.blockers and not self._waiting:
-            self._start(run)  # an input that cannot be packed raises at the call
-        else:
-            self._waiting.append(run)
-        if self._waiting:
-            self._go_on()
-        if seconds is not None and not call.done:
-            call.timer = self.process.loop.call_later(seconds, self._expire, run, seconds)
+        self._waiting.append(run)
+        self._go_on()
+        self._limit(run, seconds)
+
+    def _limit(self, run: _Run, seconds: float | None) -> None:
+        if seconds is not None and not run.call.done:
+            run.call.timer = self.process.loop.call_later(seconds, self._expire, run, seconds)
 
     def _unblocked(self, run: _Run, call: Call) -> None:
         del call
@@ -287,6 +292,8 @@ class Runs:
     def _go_on(self) -> None:
         """Start waiting runs in order, as far as there is room."""
         while self._waiting and len(self._active) < self.in_flight and not self._waiting[0].blockers:
+            if self._number == _LAST_RUN:
+                self.forget()
             if self.share is None:
                 if not self._compiling:
                     self._compiling = True
@@ -295,17 +302,23 @@ class Runs:
             run = self._waiting.popleft()
             try:
                 self._start(run)
-            except Exception as error:  # an input that is lost, or has failed
+            except BaseException as error:  # packing runs code of the values' classes, which may raise anything
                 run.call.fail(bare(error, None))
 
     def _start(self, run: _Run) -> None:
+        """Send the inputs of a run. A run with an input that has failed ends with that failure.
+
+        Raises:
+            Exception: the error of packing an input; nothing was sent.
+        """
         share = self.share
         assert share is not None
-        if self._number == _LAST_RUN:
-            self.forget()
-            self._waiting.appendleft(run)
+        try:
+            inputs: list[Any] = [passed_value(each) if type(each) is ObjectRef else each for each in run.inputs]
+        except FailedArgumentError as error:
+            # In a turn of its own: of many runs each may take the result of the one before.
+            self.process.loop.call_soon(run.call.fail, bare(error.failure, None))
             return
-        inputs: list[Any] = [_resolved(value) for value in run.inputs]
         for index, value in enumerate(inputs):
             if type(value) not in SCALARS and type(value) is not Packed and len(inputs) > 1:
                 inputs[index] = Packed(*self.process.marshaller.pack(value))  # all can be sent, or none is
@@ -457,18 +470,3 @@ class Runs:
         self._waiting.clear()
         for call in list(self.unfinished):
             call.fail(ConnectionLost(cause, True))
-
-
-def _resolved(value: Any) -> Any:
-    """The input for a value; that of a reference without opening it.
-
-    Raises:
-        Exception: the failure of the reference.
-    """
-    if type(value) is not ObjectRef:
-        return value
-    call = value._call
-    call.retrieved = True
-    if call.error is not None or call.status != Status.OK:
-        value_of(call)
-    return Packed(*packed_result(call))
