@@ -17,7 +17,26 @@ from zcactor.graphs.layout import RUN_BITS
 from zcactor.graphs.values import PLAIN, Outcome
 from zcactor.process.context import current
 
-__all__ = ["Node", "failure_of", "line"]
+__all__ = ["Node", "Opened", "Refused", "failure_of", "line"]
+
+
+class Refused(BaseException):
+    """An error that is no ``Exception``."""
+
+
+class Opened:
+    """A value that raises an error where it is unpickled."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self.kind = kind
+
+    def __reduce__(self) -> Any:
+        return refuse, (self.kind,)
+
+
+def refuse(kind: type[BaseException]) -> None:
+    """Raise an error in the place of unpickling."""
+    raise kind("unpickled")
 
 
 @zc.actor
@@ -90,6 +109,14 @@ class Node:
         """Keep the array. Returns its first element."""
         self.kept.append(array)
         return float(array[0])
+
+    def opened(self, kind: type[BaseException] | None) -> Any:
+        """Return a value that raises an error where it is unpickled, or none of that kind."""
+        return {} if kind is None else Opened(kind)
+
+    def small(self, number: Any) -> Any:
+        """Make an array below the eager limit, and hand it over."""
+        return zc.move(np.ones(4))
 
     def length(self, text: str) -> int:
         """The length of a text."""

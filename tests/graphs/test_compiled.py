@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 import zcactor as zc
-from tests.graphs.parts import Node, failure_of, line
+from tests.graphs.parts import Node, Refused, failure_of, line
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -358,6 +358,39 @@ async def test_an_input_goes_as_it_was_at_the_call_though_another_is_not_known(t
     values.append(2)
     await a.open()
     assert await reference == ("late", [1])
+    await run.close()
+
+
+@pytest.mark.parametrize("kind", [KeyError, GeneratorExit, asyncio.CancelledError, Refused])
+async def test_one_of_several_outputs_raises_where_the_run_is_awaited_when_it_is_unpickled(
+    two: list[Any], kind: type[BaseException]
+) -> None:
+    a, b = two
+    async with zc.graph(in_flight=1) as g:
+        x = g.input()
+        g.output(a.opened.bind(x), b.small.bind(x))
+    run = await g.compile()
+    reference = run(kind)
+    for _ in range(2):
+        async with asyncio.timeout(20):
+            with pytest.raises(kind, match="unpickled"):
+                await reference
+    async with asyncio.timeout(20):
+        found, array = await run(None)
+        assert found == {} and array.flags.writeable and array.tolist() == [1.0] * 4
+        await run.close()
+
+
+async def test_several_outputs_are_passed_on_as_a_tuple(two: list[Any]) -> None:
+    a, b = two
+    async with zc.graph() as g:
+        x = g.input()
+        g.output(a.array.bind(x), a.pair.bind(x, {"of": "them"}), a.add.bind("x" * 100_000, b="y"), x)
+    run = await g.compile()
+    reference = run(3)
+    for found in ((await a.pair(reference, 1))[0], await reference, (await b.pair(reference, 1))[0]):
+        assert found[0][0] == 3.0 and not found[0].flags.writeable
+        assert found[1:] == ((3, {"of": "them"}), "x" * 100_000 + "y", 3)
     await run.close()
 
 

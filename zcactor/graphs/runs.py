@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from numpy import ndarray
+
 from zcactor import ids
 from zcactor.apart import bare, text_of
-from zcactor.api.future import ObjectRef, value_of
+from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.api.passing import FailedArgumentError, passed_value
 from zcactor.errors import (
@@ -23,8 +26,9 @@ from zcactor.errors import (
 )
 from zcactor.graphs.layout import RUN_BITS, GraphLayout, NodeSlot, tasks_of
 from zcactor.graphs.share import KEY_NBYTES
-from zcactor.graphs.values import PLAIN, Outcome, completed
-from zcactor.marshal.packed import Packed, shared
+from zcactor.graphs.values import PLAIN, Outcome
+from zcactor.marshal.move import Move
+from zcactor.marshal.packed import Packed, Resolved, shared
 from zcactor.marshal.values import SCALARS
 from zcactor.peers.seating import Seat, seat_of
 from zcactor.process.tasks import all_of
@@ -397,16 +401,9 @@ class Runs:
             else:
                 call.complete(outcome.status, outcome.payload, outcome.parts, outcome.flags)
             return
-        try:
-            found = [outputs[number] for number in self.layout.outputs]
-            values = tuple(
-                each.payload if each.flags == PLAIN else value_of(completed(self.process, call.label, each))
-                for each in found
-            )
-        except Exception as error:  # unpickling may raise anything, and it is raised where the run is awaited
-            call.fail(bare(error, None))
-        else:
-            call.complete_plain(values)
+        # Unpickling may raise anything, and does so where the run is awaited. Until then all stays here, of any length.
+        values = tuple([_unopened(outputs[number]) for number in self.layout.outputs])
+        call.complete(Status.OK, *self.process.marshaller.pack(values, payload_limit=sys.maxsize))
 
     def _done(self, call: Call) -> None:
         self.unfinished.discard(call)
@@ -470,3 +467,13 @@ class Runs:
         self._waiting.clear()
         for call in list(self.unfinished):
             call.fail(ConnectionLost(cause, True))
+
+
+def _unopened(outcome: Outcome) -> Any:
+    """One of several outputs, for a tuple of them that is packed."""
+    value = outcome.payload
+    if outcome.flags != PLAIN:
+        return Resolved(value, outcome.parts, outcome.flags)
+    if type(value) is ndarray and value.flags.writeable:  # a small array that was handed over
+        return Move(value.copy())  # a method of this process may have the array itself
+    return value

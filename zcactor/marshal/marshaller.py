@@ -159,8 +159,8 @@ class Marshaller:
             closed.extend(packing.closed)
         return packed
 
-    def pack(self, value: Any, eager_limit: int = 0) -> PackedMessage:
-        """Pack one value: a result, an item, the argument of `put`. `eager_limit` as in `pack_call`."""
+    def pack(self, value: Any, eager_limit: int = 0, *, payload_limit: int = 0) -> PackedMessage:
+        """Pack one value: a result, an item, the argument of `put`. The limits are as in `pack_call`."""
         limit = eager_limit or self.eager_limit
         if type(value) in SCALARS:
             try:
@@ -172,7 +172,7 @@ class Marshaller:
                     return payload, (), 0
         packing = self._packing(self.store, self.copies, limit)
         try:
-            return self._finish(packing, packing.pack(value), 0)
+            return self._finish(packing, packing.pack(value), 0, payload_limit)
         except BaseException as error:
             reopen(packing.closed)
             explain(error, [("value", value)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ProtocolError
-from zcactor.marshal.values import Code, decode_small, encode, register, unpackers
+from zcactor.marshal.values import Code, decode_small, encode, register
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zcactor.marshal.unpacking import Unpacking
     from zcactor.rpc.parts import Part
 
-__all__ = ["Packed", "pack_resolved", "shared"]
+__all__ = ["Packed", "Resolved", "pack_resolved", "shared"]
 
 
 class Packed:
@@ -34,6 +34,12 @@ class Packed:
         self.parts = parts
         self.flags = flags
         self.status = status
+
+
+class Resolved(Packed):
+    """A packed value, within another value too, in whose place the receiver finds the value itself."""
+
+    __slots__ = ()
 
 
 def shared(parts: Sequence[Part]) -> Sequence[Part]:
@@ -79,4 +85,4 @@ def _unpack_resolved(unpacking: Unpacking, data: memoryview) -> Any:
 
 
 register(Packed, Code.PACKED, _pack, _unpack)
-unpackers[Code.RESOLVED] = _unpack_resolved
+register(Resolved, Code.RESOLVED, _pack, _unpack_resolved)
