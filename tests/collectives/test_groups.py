@@ -16,6 +16,7 @@ from tests.collectives.ranks import Rank, everywhere, ranks
 from zcactor.collectives.founding import KEY_NBYTES
 from zcactor.collectives.group_options import GroupOptions
 from zcactor.errors import ConnectionLost, ProtocolError, RemoteError
+from zcactor.peers.seating import Misplaced
 from zcactor.process.context import current
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -103,7 +104,7 @@ async def test_an_actor_that_is_not_where_it_was_said_to_be() -> None:
     with pytest.raises(RemoteError) as raised:
         seat = _seat(actor._remote.actor_id, host, index + 1, "Rank(elsewhere)")
         await process.groups().found(bytes([1]) * KEY_NBYTES, 0, [seat], GroupOptions(False))
-    assert isinstance(raised.value.original, LookupError)
+    assert type(raised.value.original) is Misplaced
     with pytest.raises(ConnectionLost):
         seat = _seat(actor._remote.actor_id, bytes(16), index, "x")
         await process.groups().found(bytes([2]) * KEY_NBYTES, 0, [seat], GroupOptions(False))

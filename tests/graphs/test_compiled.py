@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 import zcactor as zc
-from tests.graphs.parts import Node, Refused, failure_of, line
+from tests.graphs.parts import Node, Opened, Refused, failure_of, line
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -392,6 +392,22 @@ async def test_several_outputs_are_passed_on_as_a_tuple(two: list[Any]) -> None:
         assert found[0][0] == 3.0 and not found[0].flags.writeable
         assert found[1:] == ((3, {"of": "them"}), "x" * 100_000 + "y", 3)
     await run.close()
+
+
+@pytest.mark.parametrize("kind", [KeyError, zc.ConnectionLost, zc.ObjectLost])
+async def test_an_error_of_a_constant_is_raised_as_it_is(two: list[Any], kind: type[Exception]) -> None:
+    async with zc.graph() as g:
+        g.output(two[0].pair.bind(g.input(), Opened(kind)))
+    with pytest.raises(zc.RemoteError, match="unpickled") as raised:
+        await g.compile()
+    assert type(raised.value.original) is kind and isinstance(raised.value, kind)
+
+
+async def test_a_constant_that_is_a_failed_reference_raises_its_error(two: list[Any]) -> None:
+    async with zc.graph() as g:
+        g.output(two[0].pair.bind(g.input(), two[1].raises(1)))
+    with pytest.raises(KeyError, match="odd 1"):
+        await g.compile()
 
 
 async def test_a_result_that_cannot_travel(two: list[Any]) -> None:

@@ -100,7 +100,7 @@ async def found(
             latest = await process.groups().found(key, epoch, seats, options)
         except (RemoteError, ConnectionLost) as error:
             original = original_of(error)
-            if not issubclass(type(original), LookupError | ZcactorError):
+            if not issubclass(type(original), ZcactorError):
                 raise
             former_seats, seats = seats, [await seat_of(process, handle, lost=True) for handle in handles]
             if seats == former_seats:

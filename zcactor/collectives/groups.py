@@ -20,7 +20,7 @@ from zcactor.collectives.steps import place_of
 from zcactor.errors import ProtocolError, ZcactorError
 from zcactor.logs import logger
 from zcactor.machine import usable_cpus
-from zcactor.peers.seating import Seat
+from zcactor.peers.seating import Misplaced, Seat
 from zcactor.process.loops import fine_time
 from zcactor.process.spinning import Spinner
 from zcactor.process.tasks import all_of
@@ -152,7 +152,7 @@ class Groups:
 
         Raises:
             ConnectionLost: another process is not reached.
-            LookupError: an actor is not in this process.
+            Misplaced: an actor is not in this process, or the party that makes the group has given up.
         """
         name = key[:NAME_NBYTES]
         latest = max((_epoch_of(known) for known in self._members if known.startswith(name)), default=-1)
@@ -165,14 +165,14 @@ class Groups:
             if seat.process == own:
                 host = self._hosts.by_index.get(seat.place)
                 if host is None or host.info is None or host.info.actor_id != seat.actor_id:
-                    raise LookupError(f"actor {seat.label} is not in its process any more")
+                    raise Misplaced(f"actor {seat.label} is not in its process any more")
         order = list(dict.fromkeys(seat.process for seat in seats))
         self._keep(order, 1)  # from here on, so that no connection is closed for want of use meanwhile
         try:
             joined = await self._connected(order, own)
             members = self._members.get(key)
             if members is None:
-                raise LookupError("the party that makes the group has given up")
+                raise Misplaced("the party that makes the group has given up")
         except BaseException:
             self._keep(order, -1)
             raise

@@ -120,6 +120,7 @@ class Graph:
             ActorDied: an actor is dead.
             ConnectionLost: a process is not reached.
             Exception: the error of packing a constant.
+            RemoteError: the error of unpickling a constant in an actor's process, or of a reference among them.
 
         Cancelling leaves nothing behind.
         """

@@ -13,6 +13,7 @@ from zcactor.graphs.share import Duty, Share
 from zcactor.graphs.values import Outcome
 from zcactor.marshal.packed import Packed
 from zcactor.marshal.values import SCALARS
+from zcactor.peers.seating import Misplaced, reaching
 from zcactor.process.spinning import Spinner
 
 if TYPE_CHECKING:
@@ -59,16 +60,16 @@ class Graphs:
             spin_us: microseconds for which the loop stays awake after a message.
 
         Raises:
-            LookupError: an actor is not in this process.
+            Misplaced: an actor is not in this process, or another process is not reached.
             AttributeError, TypeError: its class there has not the method that the founder's has.
-            ConnectionLost: another process is not reached.
+            BaseException: the error of unpickling a constant, or of a reference among the constants.
         """
         own = self.process.process
         duties = []
         for number, place, actor_id, code, label, args, kwargs, needs in steps:
             host = self._hosts.by_index.get(place)
             if host is None or host.info is None or host.info.actor_id != actor_id:
-                raise LookupError(f"the actor of {label} is not in its process any more")
+                raise Misplaced(f"the actor of {label} is not in its process any more")
             if code in host.interface.refusals:
                 raise host.interface.refusals[code]
             found = [(comes, await self._constant(value)) for comes, value in args]
@@ -77,10 +78,11 @@ class Graphs:
         names = dict(peers)
         for peer in names:
             if order.index(peer) > order.index(own):
-                await self.process.connections.connect(peer)
+                with reaching():
+                    await self.process.connections.connect(peer)
         runs = self._founded.get(key)
         if founder == own and runs is None:
-            raise LookupError("the graph was given up")
+            raise Misplaced("the graph was given up")
         sink = (frozenset(runs.layout.outputs), runs.arrived, runs.arrived_plain) if runs is not None else None
         share = Share(
             self.process, key, founder, duties, {int(number): to for number, to in targets.items()}, names, sink,
@@ -109,14 +111,14 @@ class Graphs:
         """The transports to the processes that exchange values with this one, once all are connected.
 
         Raises:
-            LookupError: the graph was given up.
-            ConnectionLost: another process is not reached.
+            Misplaced: the graph was given up, or another process is not reached.
         """
         share = self._shares.get(key)
         if share is None:
-            raise LookupError("the graph was given up")
+            raise Misplaced("the graph was given up")
         connect = self.process.connections.connect
-        kinds = [(peer, (await connect(peer)).connection.kind) for peer in share.peers]
+        with reaching():
+            kinds = [(peer, (await connect(peer)).connection.kind) for peer in share.peers]
         return [(self.process.process, "same process"), *kinds]
 
     def failed(self, key: bytes, number: int, run: int, packed: Packed) -> None:

@@ -30,7 +30,7 @@ from zcactor.graphs.values import PLAIN, Outcome
 from zcactor.marshal.move import Move
 from zcactor.marshal.packed import Packed, Resolved, shared
 from zcactor.marshal.values import SCALARS
-from zcactor.peers.seating import Seat, seat_of
+from zcactor.peers.seating import Misplaced, Seat, seat_of
 from zcactor.process.tasks import all_of
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
@@ -146,6 +146,7 @@ class Runs:
             ActorDied: an actor is dead.
             ConnectionLost: a process is not reached.
             Exception: the error of packing a constant.
+            RemoteError: the error of a constant in an actor's process.
         """
         process, steps = self.process, self.layout.steps
         self.forget()
@@ -160,8 +161,8 @@ class Runs:
                 await self._divide(ids.token(KEY_NBYTES), seats)
             except (RemoteError, ConnectionLost) as error:
                 original = original_of(error)
-                if not issubclass(type(original), LookupError | ZcactorError):
-                    raise
+                if issubclass(type(error), RemoteError) and type(original) is not Misplaced:
+                    raise  # of a constant, or of a method's name
                 before, seats = seats, [await seat_of(process, handle, lost=True) for handle in self.handles]
                 if seats == before or attempt == _ATTEMPTS - 1:
                     raise ConnectionLost(

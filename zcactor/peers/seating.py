@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from zcactor.errors import ActorDied, ConnectionLost
+from zcactor.apart import text_of
+from zcactor.errors import ActorDied, ConnectionLost, ZcactorError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zcactor.api.handle import ActorHandle
     from zcactor.process.context import LocalProcess
 
-__all__ = ["Seat", "seat_of"]
+__all__ = ["Misplaced", "Seat", "reaching", "seat_of"]
+
+
+class Misplaced(ZcactorError):
+    """An actor or a process is not where the founder of a group or graph took it to be, and may be elsewhere.
+
+    Processes tell it to the founder, which looks again: no error of a user's object is of this class. It never leaves
+    the package.
+    """
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Raise `Misplaced` where another process is not reached."""
+    try:
+        yield
+    except ZcactorError as error:
+        raise Misplaced(text_of(error)) from error
 
 
 class Seat(NamedTuple):
