@@ -58,6 +58,14 @@ def test_options_that_are_wrong(arguments: tuple[str, ...]) -> None:
     assert run(*arguments, "--", "true").exit_code == 2
 
 
+@pytest.mark.parametrize("option", ["--timeout", "--grace"])
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_seconds_are_finite(option: str, text: str) -> None:
+    done = run(option, text, "--", "true")
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option}': {text} is no number of seconds" in done.stderr
+
+
 def test_a_descriptor_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "999999"}.items():
         monkeypatch.setenv(name, value)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from zcactor.cli.nodes import fail, heads_here, settings
+from zcactor.cli.nodes import Seconds, fail, heads_here, settings
 from zcactor.errors import ZcactorError
 from zcactor.process.loops import run
 
@@ -24,7 +23,7 @@ _LEFT = 3
 @click.command()
 @click.argument("node", required=False)
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS",
+    "--timeout", type=Seconds(min=0), metavar="SECONDS",
     help="How long to wait for actors that cannot move, for each node.  [any time]",
 )  # fmt: skip
 @click.option("--restart", is_flag=True, help="Start the node again, with its own options, when it has left.")
@@ -42,8 +41,6 @@ def drain(node: str | None, timeout: float | None, restart: bool, each: bool, ad
     """
     if each and (node is not None or not restart):
         raise fail("--each drains all nodes, which have to start again: zcactor drain --each --restart", 2)
-    if timeout is not None and not math.isfinite(timeout):
-        raise fail(f"Invalid value for '--timeout': {timeout} is no number of seconds", 2)
     if not each and node is None:
         raise fail("give the node to drain: see zcactor status", 2)
     config, _ = settings(address=address)

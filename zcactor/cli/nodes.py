@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
     from zcactor.config import Config
 
-__all__ = ["custom_resources", "fail", "heads_here", "settings", "start", "status", "stop", "token"]
+__all__ = ["Seconds", "custom_resources", "fail", "heads_here", "settings", "start", "status", "stop", "token"]
 
 _AMOUNT = click.IntRange(min=0)
 
@@ -42,6 +43,19 @@ def fail(message: object, code: int = 1) -> click.exceptions.Exit:
         message = message.args[0]
     click.echo(f"zcactor: {message}", err=True)
     return click.exceptions.Exit(code)
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds. No bound of a range would refuse NaN."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType.convert`."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return found
 
 
 def settings(**given: Any) -> tuple[Config, bool]:

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from zcactor.cli.nodes import fail, settings
+from zcactor.cli.nodes import Seconds, fail, settings
 from zcactor.errors import ZcactorError
 
 __all__ = ["run"]
@@ -16,13 +16,13 @@ __all__ = ["run"]
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes that must have joined.  [all ranks]")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=60.0,
     show_default=True,
     help="Seconds until then.",
 )
 @click.option(
-    "--grace", type=click.FloatRange(min=0), default=3.0, show_default=True,
+    "--grace", type=Seconds(min=0), default=3.0, show_default=True,
     help="Seconds between SIGTERM and SIGKILL for the program.",
 )  # fmt: skip
 @click.option(
