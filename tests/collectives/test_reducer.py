@@ -24,6 +24,18 @@ def gradients(rank: int, step: int = 0, dtype: Any = np.float32) -> dict[str, An
     return {name: np.asarray(random.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
 
 
+class Stops(Sum):
+    """A request whose arrays raise the error that ends a generator."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "arrays":
+            raise StopIteration("of the request")
+        return super().__getattribute__(name)
+
+
 class Bad:
     """A hook that does wrong in one way on one rank."""
 
@@ -46,6 +58,8 @@ class Bad:
                 yield "nonsense"
             if self.how == "nothing":
                 yield Sum([])
+            if self.how == "stops":
+                yield Stops()
             if self.how == "lists":
                 yield Gather([[1.0]])  # type: ignore[list-item]
             if self.how == "other request":
@@ -343,6 +357,13 @@ async def test_a_hook_that_raises_anywhere_ends_the_step_of_all_ranks(
             assert found[1] in {own, "LookupError"}
         else:
             assert set(found) <= {first, "LookupError"}
+    await test_plain_methods(trainers)
+
+
+async def test_a_request_that_raises_stop_iteration_is_no_end_of_its_hook(trainers: Any) -> None:
+    group, actors = trainers
+    for found, text in await all_of(actors, "bad", group, "stops", 1):
+        assert "StopIteration" in found + text and "returned" not in text, (found, text)
     await test_plain_methods(trainers)
 
 

@@ -437,7 +437,6 @@ class Reducer:
         )
         try:
             request = run.steps.send(answer)
-            arrays = _checked(request, self._hook, run.name)
         except StopIteration as end:
             try:
                 run.result = _result(end.value, run.grad, self._hook, run.name)
@@ -445,6 +444,11 @@ class Reducer:
                 self._fail(error)
             return
         except Exception as error:  # any error of a user's hook: the end of the block raises it
+            self._fail(error)
+            return
+        try:
+            arrays = _checked(request, self._hook, run.name)
+        except Exception as error:  # of the request's own attributes as well, a StopIteration among them
             self._fail(error)
             return
         kind = type(request)
