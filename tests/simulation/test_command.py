@@ -106,6 +106,24 @@ def test_schedules_that_cannot_be_played(
     assert said in refusal(["--schedule", str(path)], capsys)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--trace", "/dev/full", "--chrome"),
+        ("--chrome", "/dev/full", "--trace"),
+        ("--only", "h1", "--trace", "/dev/full", "--chrome"),
+        ("--only", "unknown", "--chrome", "/dev/full", "--trace"),
+    ],
+)
+def test_events_that_a_full_disk_does_not_take_are_told_in_one_line(
+    words: Sequence[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = ("--seed", "1", "--nodes", "2", "--duration", "0.1", "--workloads", "calls")
+    said = refusal([*run, *words, str(tmp_path / "other")], capsys)
+    assert f"{words[-3]} /dev/full: No space left on device; the events are not all there" in said
+    assert (tmp_path / "other").read_text() or "unknown" in words
+
+
 @pytest.mark.slow
 def test_a_line_for_a_seed_and_one_at_the_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace"

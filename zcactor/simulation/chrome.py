@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from typing import TextIO
+    from _typeshed import SupportsWrite
 
 __all__ = ["ChromeFile"]
 
@@ -22,7 +22,7 @@ class ChromeFile:
         file: opened for text; `close` leaves it open.
     """
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: SupportsWrite[str]) -> None:
         self._file = file
         self._hosts: dict[str, int] = {}
         self._places: dict[str, int] = {}

@@ -238,26 +238,55 @@ def _say(line: dict[str, Any], report: str, *, as_json: bool) -> None:
         )
 
 
+class _EventFile:
+    """A file for the events of a run. The first failure is kept, and nothing more is written: an error within the run
+    would reach the simulated processes.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="ascii")
+        self.error: OSError | None = None
+        """The first failure."""
+
+    def write(self, text: str) -> None:
+        """Write some text, unless that has failed before."""
+        if self.error is None:
+            try:
+                self._file.write(text)
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        """Write the rest, and close the file."""
+        try:
+            self._file.close()
+        except OSError as error:
+            self.error = error
+
+
 def _traced(arguments: argparse.Namespace, schedule: Schedule, parser: _Parser) -> Run:
     """Play a run, and write its events to the files that the arguments name."""
     takers: list[Callable[[str], object]] = []
+    files: dict[str, _EventFile] = {}
     with ExitStack() as stack:
         for option in ("trace", "chrome"):
             path: Path | None = getattr(arguments, option)
             if path is None:
                 continue
             try:
-                file = stack.enter_context(path.open("w", encoding="ascii"))
+                files[f"--{option} {path}"] = file = _EventFile(path)
             except OSError as error:
-                parser.error(f"--{option} {path}: {error.strerror}")
+                parser.error(f"--{option} {path}: {error.strerror}; give a file that can be written")
+            stack.callback(file.close)
             if option == "trace":
                 takers.append(partial(print, file=file))
             else:
                 chrome = ChromeFile(file)
                 stack.callback(chrome.close)
                 takers.append(chrome.take)
-        if not takers:
-            return _play(schedule)
 
         def write(line: str) -> None:
             for take in takers:
@@ -266,7 +295,11 @@ def _traced(arguments: argparse.Namespace, schedule: Schedule, parser: _Parser) 
         only = None if arguments.only is None else frozenset(arguments.only.split(","))
         since = 0.0 if arguments.since is None else arguments.since
         until = float("inf") if arguments.until is None else arguments.until
-        return _play(schedule, Trace(write, since=since, until=until, only=only))
+        run = _play(schedule, Trace(write, since=since, until=until, only=only) if takers else None)
+    for said, file in files.items():
+        if file.error is not None:
+            parser.error(f"{said}: {file.error.strerror}; the events are not all there: give a file with room for them")
+    return run
 
 
 def _single(
