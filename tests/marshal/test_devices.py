@@ -347,6 +347,24 @@ async def test_a_gpu_that_the_receiver_does_not_see() -> None:
         assert zc.stats().copies["through host memory"].count == 2
 
 
+async def test_a_large_copy_of_memory_that_is_not_pinned_does_not_hold_up_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA returns from such a copy when it is done."""
+    async with running("memory=1GiB"):
+        actor = await spawned({"CUDA_VISIBLE_DEVICES": ""})
+        x = zc.full(64 << 20, 3, "u1", device="cuda")
+        copy, loop, threads = driver().copy, threading.get_ident(), set[int]()
+
+        def noted(*each: Any) -> None:
+            threads.add(threading.get_ident())
+            copy(*each)
+
+        monkeypatch.setattr(driver(), "copy", noted)
+        assert (await actor.total(x))[1] == 3 * x.nbytes
+        assert threads and loop not in threads
+
+
 # ---- failures
 
 

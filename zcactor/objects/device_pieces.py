@@ -191,17 +191,20 @@ class DevicePieces:
         if nbytes:
             await until_done(block.work.writes())
             target = values.__array_interface__["data"][0]
-            await self._copied(block.gpu, target, block.address + offset - block.offset, nbytes, (block, values))
+            source = block.address + offset - block.offset
+            await self._copied(block.gpu, target, source, nbytes, (block, values), pinned=False)
         copies.count(THROUGH_HOST, nbytes)
         return values
 
-    async def _copied(self, gpu: GpuMemory, destination: int, source: int, nbytes: int, kept: object) -> None:
-        """Copy bytes by a GPU. Memory that is `kept` stays until that is done, also where this is cancelled.
+    async def _copied(
+        self, gpu: GpuMemory, destination: int, source: int, nbytes: int, kept: object, *, pinned: bool = True
+    ) -> None:
+        """Copy bytes by a GPU; see `zcactor.objects.device_waiting.copied`.
 
         Raises:
             DeviceError: the driver refuses.
         """
-        await copied(self._tasks, gpu, self.stream(gpu), destination, source, nbytes, kept)
+        await copied(self._tasks, gpu, self.stream(gpu), destination, source, nbytes, kept, pinned)
 
     # ---- the reader
 

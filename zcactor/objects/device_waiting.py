@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from zcactor.apart import bare
 from zcactor.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from zcactor.device.events import Moment
     from zcactor.device.memory import GpuMemory
@@ -36,8 +37,9 @@ async def until_done(moments: Iterable[Moment]) -> None:
 
 
 async def copied(
-    tasks: Tasks, gpu: GpuMemory, stream: int, destination: int, source: int, nbytes: int, kept: object
-) -> None:
+    tasks: Tasks, gpu: GpuMemory, stream: int, destination: int, source: int, nbytes: int, kept: object,
+    pinned: bool = True,
+) -> None:  # fmt: skip
     """Copy bytes by a GPU. Memory that is `kept` stays until that is done, also where this is cancelled.
 
     Args:
@@ -48,12 +50,16 @@ async def copied(
         source: the address to copy from.
         nbytes: bytes.
         kept: the owners of both.
+        pinned: whether all memory of the host in it is locked in place. CUDA returns from a copy of other memory when
+            that is done, so a thread makes it.
 
     Raises:
         DeviceError: the driver refuses.
     """
-    gpu.driver.copy(gpu.index, destination, source, 1, nbytes, (nbytes, nbytes), stream)
-    failure = await asyncio.shield(tasks.begin(_outcome(gpu, stream, kept)))
+    copy = partial(gpu.driver.copy, gpu.index, destination, source, 1, nbytes, (nbytes, nbytes), stream)
+    if pinned:
+        copy()
+    failure = await asyncio.shield(tasks.begin(_outcome(gpu, stream, None if pinned else copy, kept)))
     try:
         if failure is not None:
             raise failure
@@ -61,11 +67,13 @@ async def copied(
         del failure  # a traceback with this frame, and with what is kept, would keep itself
 
 
-async def _outcome(gpu: GpuMemory, stream: int, kept: object) -> DeviceError | None:
-    """Wait for all work of a stream, the last of which uses memory of `kept`. Returns the error of the driver, if
-    any."""
+async def _outcome(gpu: GpuMemory, stream: int, copy: Callable[[], None] | None, kept: object) -> DeviceError | None:
+    """Make a copy in a thread, if one is left to make, and wait for all work of a stream, the last of which uses memory
+    of `kept`. Returns the error of the driver, if any."""
     failure = None
     try:
+        if copy is not None:
+            await asyncio.to_thread(copy)
         await until_done([gpu.events.record(stream)])
     except DeviceError as error:
         failure = bare(error, None)
