@@ -59,7 +59,8 @@ async def test_a_rank_without_room_for_a_broadcast_does_not_wait_for_it(three: t
     async with asyncio.timeout(20):
         found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
     assert found[0][0] == "OutOfMemory"
-    assert isinstance(found[1], AssertionError)  # the root has its array
+    # The root has its array, or has heard of the failure before.
+    assert isinstance(found[1], AssertionError) or found[1][0] == "OutOfMemory"
     await actors[1].drop("filling")
     assert await everywhere(actors, "call", group, "barrier") == [None] * SIZE
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from zcactor.apart import text_of, type_name
+from zcactor.apart import bare, text_of, type_name
 from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication, for_all_ranks
 from zcactor.collectives.rails import Rails
 from zcactor.collectives.sources import own_source
@@ -174,7 +174,7 @@ class Member:
             own = operation.begin(self, seq)
         except Exception as error:  # no memory, say: all ranks get the error, and none waits for this one
             operation.readers.clear()
-            own = Publication(operation.signature, failure=error)
+            own = Publication(operation.signature, failure=bare(error, None))
             operation.held = False
         if not operation.held:
             self.publish(operation, own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from zcactor.apart import text_of, type_name
+from zcactor.apart import bare, text_of, type_name
 from zcactor.errors import ConnectionLost, GroupMismatch, ProtocolError
 from zcactor.later import np
 from zcactor.native import hot
@@ -301,8 +301,10 @@ class Collective:
     def worked(self, failure: BaseException | None = None) -> None:
         """Note the end of this member's work on memory that others share, and tell them."""
         self.working = False
-        if self.failure is None:
-            self.failure = failure
+        if failure is not None:
+            failure = bare(failure, None)  # its frames hold this operation, and so its memory
+            if self.failure is None:
+                self.failure = failure
         self._tell(failure)
         if not self.readers:
             self._end()

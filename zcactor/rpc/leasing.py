@@ -26,9 +26,10 @@ _RELEASE = int(Kind.RELEASE)
 _RELEASE_DELAY = 1.0
 """Seconds that the peer's memory may stay leased in order to save a frame."""
 _MOST_DELAYED = 4 << 20
-"""Bytes of the peer's memory that may stay leased so, and no more than one part in `_PART_DELAYED` of its arena. A
+"""Bytes of the peer's memory that may stay leased so by several leases, and no more than one part in 64 of its arena. A
 process that only takes the results of another one sends it no frame, and takes as many as it can in a second."""
-_PART_DELAYED = 64
+_MOST_ALONE = 4
+"""The largest part of the peer's arena, as one in so many, that may stay leased so by a single lease."""
 
 
 collecting: dict[int, list[Any]] = {}
@@ -127,7 +128,7 @@ class Releasing:
     def release_later(self, object_id: int, nbytes: int = 0) -> None:
         """`release` for a lease on bytes that have been read: a frame is likely to follow, which takes the release
         along. Releases that no frame has taken within `_RELEASE_DELAY` are sent in a frame of their own, and those of
-        more than `_MOST_DELAYED` bytes at once.
+        many bytes at once.
 
         Args:
             object_id: the object.
@@ -136,15 +137,20 @@ class Releasing:
         if self.successor is not None and self.is_replaced:
             self.successor.release_later(object_id, nbytes)
             return
-        if nbytes:
-            self._delayed_nbytes = nbytes + (self._delayed_nbytes if self.has_releases else 0)
+        much = nbytes > 0 and self._is_much(nbytes)
         self._note_release(object_id)
-        if self._delayed_nbytes > min(_MOST_DELAYED, self.connection.peer.arena_nbytes // _PART_DELAYED):
-            self._delayed_nbytes = 0
+        if much:
             self._release_soon()
         elif not self._release_scheduled and not self._release_delayed and self.closed is None:
             self._release_delayed = True
             self._on_loop(self._send_releases_later)
+
+    def _is_much(self, nbytes: int) -> bool:
+        """Whether the leases that were noted, and one on so many bytes, keep too much of the peer's memory."""
+        before = self._delayed_nbytes if self.has_releases else 0
+        self._delayed_nbytes = before + nbytes
+        arena: int = self.connection.peer.arena_nbytes
+        return self._delayed_nbytes > (min(_MOST_DELAYED, arena // 64) if before else arena // _MOST_ALONE)
 
     def _send_releases_later(self) -> None:
         self.loop.call_later(_RELEASE_DELAY, self._send_delayed)
