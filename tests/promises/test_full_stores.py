@@ -44,6 +44,9 @@ class Maker:
     def drop(self) -> None:
         self.kept = None
 
+    def fail(self, value: float) -> None:
+        raise LookupError("with an array", np.full(COUNT, value))
+
     async def get(self, refs: list[Any]) -> float:
         return float((await refs[0])[0])
 
@@ -90,7 +93,9 @@ async def test_a_value_is_had_when_the_store_has_room_again(kind: str) -> None:
         with pytest.raises(zc.OutOfMemory):
             await zc.get([ref])
     assert await taker.first(ref) == 3.0, "it is passed on without a byte of it here"
-    waits = [asyncio.ensure_future(awaited(ref)) for _ in range(3)]
+    waits: list[Any] = [asyncio.ensure_future(awaited(ref)) for _ in range(3)]
+    waits += [zc.get([ref]) for _ in range(3)]
+    waits += [asyncio.to_thread(ref.result, 20) for _ in range(3)]
     assert all(type(each) is zc.OutOfMemory for each in await asyncio.gather(*waits, return_exceptions=True))
     full.clear()
     gc.collect()
@@ -98,6 +103,45 @@ async def test_a_value_is_had_when_the_store_has_room_again(kind: str) -> None:
     assert await asyncio.to_thread(lambda: float(ref.result()[0])) == 3.0
     for each in (maker, taker):
         await zc.stop(each)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+async def test_the_outputs_of_a_run_are_had_when_the_store_has_room_again(outputs: int) -> None:
+    maker, taker = await spawned(), await spawned()
+    async with zc.graph() as graph:
+        value = graph.input()
+        for each in (maker, taker)[:outputs]:
+            graph.output(each.make.bind(value))
+    run = await graph.compile()
+    full = fill_store()
+    ref: Any = run(5.0)
+    for _ in range(2):
+        with pytest.raises(zc.OutOfMemory):
+            await ref
+    if outputs == 1:
+        assert await taker.first(ref) == 5.0
+    full.clear()
+    gc.collect()
+    found = await ref
+    assert [each[0] for each in (found if outputs == 2 else [found])] == [5.0] * outputs
+    del found
+    await run.close()
+    for actor in (maker, taker):
+        await zc.stop(actor)
+
+
+async def test_an_error_with_an_array_is_had_when_the_store_has_room_again() -> None:
+    maker = await spawned()
+    full = fill_store()
+    ref: Any = maker.fail(6.0)
+    with pytest.raises((zc.OutOfMemory, zc.RemoteError)):
+        await ref
+    full.clear()
+    gc.collect()
+    with pytest.raises(LookupError, match="with an array") as caught:
+        await ref
+    assert caught.value.args[1][0] == 6.0
+    await zc.stop(maker)
 
 
 async def test_an_actor_gets_a_value_when_its_store_has_room_again() -> None:

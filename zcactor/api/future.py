@@ -10,7 +10,7 @@ from threading import TIMEOUT_MAX, Lock, get_ident
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from zcactor.apart import bare
-from zcactor.errors import ActorDied, OutOfMemory, ProtocolError
+from zcactor.errors import ActorDied, ProtocolError
 from zcactor.later import np
 from zcactor.marshal.packed import shared
 from zcactor.native import hot
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from zcactor.rpc.parts import Part
 
-__all__ = ["ObjectRef", "cancel_call", "failure_of", "packed_result", "put", "result_of", "value_of"]
+__all__ = ["ObjectRef", "cancel_call", "failure_of", "needed", "packed_result", "put", "result_of", "value_of"]
 
 _DONE = CallState.DONE
 T = TypeVar("T")
@@ -69,6 +69,8 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         call = self._call
         if call.state is _DONE:
             call.retrieved = True  # this reference may be gone before the generator takes its first step
+            if call.again is not None:
+                call = needed(self)
         return _outcome(call)
 
     def send(self, value: None) -> Any:
@@ -100,7 +102,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
             self._drivers = {}
         driver = self._drivers.get(task)
         if driver is None:
-            driver = self._drivers[task] = _outcome(self._call)
+            driver = self._drivers[task] = _outcome(needed(self))
             if task is not None:
                 task.add_done_callback(self._drivers.pop)
         return driver
@@ -134,7 +136,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
             ValueError: `timeout` is negative, or not a number (NaN).
             Exception: the errors of ``await``.
         """
-        return result_of(self._call, timeout)  # type: ignore[no-any-return]
+        return result_of(needed(self), timeout)  # type: ignore[no-any-return]
 
     def done(self) -> bool:
         """Whether the outcome is known. An ``await`` then waits at most for bytes that come from another host."""
@@ -176,6 +178,17 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         else:
             state = f"{self.nbytes} bytes"
         return f"<ObjectRef {call.label or 'value'} {state}>"
+
+
+def needed(ref: ObjectRef[Any]) -> Call:
+    """The promise of a reference whose value is needed. Where the bytes had no room before, this is another one, which
+    reads them once more."""
+    call = ref._call
+    if call.again is not None and call.state is _DONE:
+        call.refs -= 1
+        ref._call = call = call.once_more()
+        call.refs += 1
+    return call
 
 
 def cancel_call(call: Call) -> None:
@@ -289,11 +302,7 @@ def value_of(call: Call) -> Any:
             raise _status_error(call)
         if _was_passed(call):
             call.parts = shared(call.parts)
-        try:
-            value, call.handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
-        except OutOfMemory:
-            call.reopen()
-            raise
+        value, call.handed_over = current().marshaller.unpack_result(call.payload, call.parts, call.flags)
         if call.status == Status.ERROR:
             call.error = value
         else:
@@ -336,7 +345,8 @@ def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
     then on. A caller that has awaited such an array may have written to it: the array travels on as it is now, of any
     size, and from then on always so."""
     call.passed = True
-    call.reopen()
+    if call.again is not None:  # the receiver may have the room
+        return call.payload, shared(call.again[0]), call.flags
     moved = any(part.kind == RegionKind.MOVED for part in call.parts)
     if call.decoded and (moved or call.handed_over):
         call.payload, call.parts, call.flags = current().marshaller.pack(call.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zcactor.api.future import ObjectRef, value_of
+from zcactor.api.future import ObjectRef, needed, value_of
 from zcactor.options import checked_seconds
 from zcactor.process.context import current
 from zcactor.rpc.messages import Status
@@ -40,12 +40,12 @@ async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> lis
         raise TypeError("zc.get takes a sequence of references; await a single one")
     refs = list(refs)
     seconds = checked_seconds(timeout, "zc.get")
-    await _wait_count(_checked(refs), len(refs), seconds, all_or_error=True)
-    for ref in refs:
-        call = ref._call
+    calls = _checked(refs)
+    await _wait_count(calls, len(refs), seconds, all_or_error=True)
+    for call in calls:
         if call.done and (call.error is not None or call.status != Status.OK):
             value_of(call)  # raises; the other calls may still be running
-    return [value_of(ref._call) for ref in refs]
+    return [value_of(call) for call in calls]
 
 
 async def wait(
@@ -92,7 +92,7 @@ def _checked(refs: Iterable[Any]) -> list[Call]:
     for ref in refs:
         if not isinstance(ref, ObjectRef):
             raise TypeError(f"expected ObjectRef, got {type(ref).__name__}: {ref!r}")
-        calls.append(ref._call)
+        calls.append(needed(ref))
     return calls
 
 

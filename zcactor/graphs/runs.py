@@ -400,11 +400,12 @@ class Runs:
             if outcome.flags == PLAIN:
                 call.complete_plain(outcome.payload)
             else:
-                call.complete(outcome.status, outcome.payload, outcome.parts, outcome.flags)
+                self.process.promises.complete(call, outcome.status, outcome.payload, outcome.parts, outcome.flags)
             return
         # Unpickling may raise anything, and does so where the run is awaited. Until then all stays here, of any length.
         values = tuple([_unopened(outputs[number]) for number in self.layout.outputs])
-        call.complete(Status.OK, *self.process.marshaller.pack(values, payload_limit=sys.maxsize))
+        packed = self.process.marshaller.pack(values, payload_limit=sys.maxsize)
+        self.process.promises.complete(call, Status.OK, *packed)
 
     def _done(self, call: Call) -> None:
         self.unfinished.discard(call)

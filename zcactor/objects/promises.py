@@ -114,7 +114,7 @@ class Promises:
         except (Exception, asyncio.CancelledError) as error:  # any error: the value could not be had, or read
             call.fail(error)  # the error is raised where the promise is awaited; nobody retrieves this task's
         else:
-            self._complete(call, sealed.status, sealed.payload, sealed.parts, sealed.flags)
+            self.complete(call, sealed.status, sealed.payload, sealed.parts, sealed.flags)
         finally:
             del call, holder  # see `zcactor.api.future.value_of`: the error keeps this frame
 
@@ -148,9 +148,10 @@ class Promises:
         if coming:
             await asyncio.wait(coming)
         parts = [task.result() if isinstance(task, asyncio.Task) else task for task in found]
-        self._complete(call, call.status, call.payload, parts, call.flags)
+        self.complete(call, call.status, call.payload, parts, call.flags)
 
-    def _complete(self, call: Call, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
+    def complete(self, call: Call, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
+        """Complete a promise. Bytes that had no room here are read once more when the value is needed next."""
         arrived = [as_arrived(part) for part in parts]
         if not all(map(operator.is_, arrived, parts)):
             call.again = arrived, self.read_result

@@ -208,7 +208,7 @@ class Succession:
             elif type(call.error) is ObjectLost and self._sessions.used.get(owner) is None:
                 call.error = ObjectLost(self._lost(owner, str(call.error)))
             call.parts = [self._named(owner, part) for part in call.parts]
-            call.holder = None
+            call.again = call.holder = None  # the owner has nothing to read any more
             self._locations.held.taken[owner, object_id] = call
             for holder in holders:
                 holder.taken = call

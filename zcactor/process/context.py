@@ -144,6 +144,9 @@ class Promising(Protocol):
     def call_of(self, holder: Any, label: str) -> Call:
         """Return the promise that a reference names."""
 
+    def complete(self, call: Call, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
+        """Complete a promise."""
+
 
 class Pushing(Protocol):
     """Results for processes of other calls; see `zcactor.objects.pushes.Pushes`."""

@@ -63,7 +63,8 @@ class Call:
     arrived = False
     """Whether the response is here and only its bytes are missing: it can be passed on, and counts as known."""
     again: tuple[Sequence[Part], Callable[[Call], None]] | None = None
-    """The parts as they arrived, and the function that reads their bytes, where this process had no room for these."""
+    """The parts as they arrived, and the function that reads their bytes, where this process had no room for these. The
+    next await of a reference is one of `once_more`."""
     known_callbacks: list[Callable[[Call], None]] | None = None
     on_done: Callable[[Call], None] | None = None
     """Called once the outcome is known, for the caller's count of unfinished calls."""
@@ -128,18 +129,17 @@ class Call:
             fetch, self.fetch = self.fetch, None
             fetch(self)
 
-    def reopen(self) -> None:
-        """Let the bytes of the result be read once more when the value is needed next, as there was no room for them.
-        Until then it is as after `arrive`. Any thread may call this; without `again` it has no effect."""
-        again, self.again = self.again, None
-        if again is None:
-            return
-        self.state = CallState.SENT  # first: the parts are no value
-        self.parts, read = again
-        self.arrived = True
-        self.fetch = read
-        if self.loop is not None and (self.waiter is not None or self.callbacks is not None):
-            self.loop.call_soon_threadsafe(self._fetch_now)
+    def once_more(self) -> Call:
+        """A promise of the same result, whose bytes are read once more when its value is needed. For a call that is
+        done and has `again`."""
+        assert self.again is not None
+        made = Call(self.owner, self.loop, self.thread)
+        made.label, made.actor_label, made.passed = self.label, self.actor_label, self.passed
+        made.session = self.session
+        made.status, made.payload, made.flags = self.status, self.payload, self.flags
+        made.parts, made.fetch = self.again
+        made.arrived = made.retrieved = self.retrieved = True
+        return made
 
     def _note_known(self) -> None:
         """Do the work that is due once the outcome is known, the first time."""

@@ -72,7 +72,7 @@ def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _nothing(object_id: int) -> None:
+def _nothing(object_id: int, nbytes: int = 0) -> None:
     """The end of a lease that goes back to no process."""
 
 
