@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -209,6 +210,43 @@ def test_the_capacity_is_for_arrays_and_tensors_together(threads: ctypes.PyDLL) 
         assert allocate(100 * MIB, 0, None) is None, "the runtime has not given its extents back yet"
         gpu.arena.tidy()
         assert allocate(100 * MIB, 0, None) is not None
+
+
+def test_memory_that_was_passed_goes_back_to_the_gpu(threads: ctypes.PyDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate, free = functions()
+    table = (ctypes.c_void_p * len(NAMES)).in_dll(threads, "functions")
+    with memory("memory=2GiB") as (devices, made):
+        gpu, driver = devices.gpus[0], devices.driver
+        gpu.arena.beside, gpu.arena.take_back = partial(_torch.beside, 0), made._take_back
+        calls, gone = list[tuple[str, int]](), list[Any]()
+        for call in ("unmap", "unreserve"):
+            monkeypatch.setattr(driver, call, lambda _, address, nbytes, call=call: calls.append((call, address)))
+        monkeypatch.setattr(driver, "export", lambda *_: os.dup(0))
+        gpu.arena.on_gone = lambda *each: gone.append(each)
+        properties, access = (1).to_bytes(32, "little"), bytes(20) + (3).to_bytes(4, "little")
+        _torch.make_by(0, tuple(each or 0 for each in table), properties, access, 2, 2 * MIB, 1 << 30, 0)
+        own = gpu.arena.taken
+        places = [allocate(100 * MIB, 0, None) or 0 for _ in range(3)]
+        first, *_ = [made.block_at(place, place + 100, "kept") for place in places]
+        assert first is not None and gpu.arena.taken == own + 300 * MIB
+        for each in gpu.arena.exports([first.offset - gpu.base], b"reader"):
+            os.close(each.fd)
+        gpu.arena.tidy()
+        assert not calls, "tensors lie there"
+        for place in places[:2]:
+            free(place, 100 * MIB, 0, None)
+        assert allocate(100 * MIB, 0, None) in places, "it serves other tensors"
+        free(places[0], 100 * MIB, 0, None)
+        free(places[1], 100 * MIB, 0, None)
+        gpu.arena.tidy()
+        assert sorted(calls) == sorted((call, place) for call in ("unmap", "unreserve") for place in places[:2])
+        assert gpu.arena.taken == own + 100 * MIB and gone == [(first.offset - gpu.base, {b"reader"})]
+        assert made.block_at(places[0], places[0] + 1, "other") is None
+        del first
+        free(places[2], 100 * MIB, 0, None)
+        gpu.arena.tidy()
+        assert gpu.arena.taken == own
+        gpu.arena.beside, gpu.arena.take_back = lambda *_: 0, lambda *_: False
 
 
 @pytest.mark.parametrize("keep", [0, 64, 1000])

@@ -118,24 +118,30 @@ static int make_extent(device_t *d, int device, uint64_t least) {
     d->made += nbytes;
     return 0;
 }
+/* Bytes of the extents that were made here and have no tensors. */
+static uint64_t idle_in(unsigned pool, int device) {
+    uint64_t idle = 0;
+    for (size_t i = 0; i < count; i++)
+        if (extents[i].pool == pool && extents[i].device == device && extents[i].made && !extents[i].heap->used)
+            idle += extents[i].nbytes;
+    return idle;
+}
 /* Give extents that were made here back to the GPU, which have no tensors and which no peer can have, as long as they are
  * more than `keep` bytes. Returns whether there was one. */
 static int give_back(device_t *d, int device, uint64_t keep) {
-    uint64_t idle = 0;
+    uint64_t idle = idle_in(d->pool, device);
     int given = 0;
-    for (size_t left = 2; left--;)
-        for (size_t i = count; i--;) {
-            extent_t *e = extents + i;
-            if (e->pool != d->pool || e->device != device || !e->made || e->taken || e->heap->used) continue;
-            if (left) { idle += e->nbytes; continue; } /* the first round counts */
-            if (idle <= keep || d->call.unmap(e->address, e->nbytes)) continue;
-            d->call.unreserve(e->address, e->nbytes);
-            heap_free(e->heap);
-            idle -= e->nbytes;
-            d->made -= e->nbytes;
-            extents[i] = extents[--count];
-            given = 1;
-        }
+    for (size_t i = count; i-- && idle > keep;) {
+        extent_t *e = extents + i;
+        if (e->pool != d->pool || e->device != device || !e->made || e->taken || e->heap->used) continue;
+        if (d->call.unmap(e->address, e->nbytes)) continue;
+        d->call.unreserve(e->address, e->nbytes);
+        heap_free(e->heap);
+        idle -= e->nbytes;
+        d->made -= e->nbytes;
+        extents[i] = extents[--count];
+        given = 1;
+    }
     return given;
 }
 /* Make the eventfd readable, once, where Python is to add an extent: an allocation as large as the next may not fit. */
@@ -265,6 +271,24 @@ static PyObject *py_beside(PyObject *module, PyObject *args) {
     )
     return PyLong_FromUnsignedLongLong(made);
 }
+/* Whether an extent was taken away here: it was made here, peers may have it, no tensor lies in it, and idle extents have
+ * more than `keep` bytes. The caller unmaps it. */
+static PyObject *py_take(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long address, keep;
+    if (!PyArg_ParseTuple(args, "KK", &address, &keep)) return NULL;
+    int taken = 0;
+    UNLOCKED(
+        extent_t *e = around(address);
+        if (e && e->made && e->taken && !e->heap->used && idle_in(e->pool, e->device) > keep) {
+            devices[e->device].made -= e->nbytes;
+            heap_free(e->heap);
+            *e = extents[--count];
+            taken = 1;
+        }
+    )
+    return PyBool_FromLong(taken);
+}
 static PyObject *py_add(PyObject *module, PyObject *args) {
     (void)module;
     unsigned pool;
@@ -338,6 +362,8 @@ static PyMethodDef functions[] = {
     {"beside", py_beside, METH_VARARGS,
      "beside(device, nbytes, idle) -> bytes of extents that were made here: note those that the runtime has beside them; "
      "with idle, those without tensors are given back first"},
+    {"take", py_take, METH_VARARGS,
+     "take(address, keep) -> whether the extent there, which peers may have, was taken away: it is idle, above keep"},
     {"add", py_add, METH_VARARGS, "add(pool, device, address, nbytes): add an extent"},
     {"find", py_find, METH_O, "find(address) -> (pool, device, address, nbytes) of the extent there, or None"},
     {"take_idle", py_take_idle, METH_VARARGS, "take_idle(pool, keep) -> addresses of extents that were taken away"},

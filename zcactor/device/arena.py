@@ -69,7 +69,9 @@ class _Extent:
     address: int
     heap: Heap
     is_ours: bool = True
-    """Whether it was made here."""
+    """Whether objects may lie in it: it was made here, or taken back."""
+    is_apart: bool = False
+    """Whether it has addresses of its own, which were reserved for it."""
     readers: set[bytes] = field(default_factory=set)
     """The processes to which it was exported."""
     used_by: list[tuple[int, int, list[Moment]]] = field(default_factory=list)
@@ -106,6 +108,9 @@ class DeviceArena:
         self.beside: Callable[[int, bool], int] = _alone
         """Called, under a lock, with the bytes of the extents that were made here, and whether others are to give back
         extents without objects; returns the bytes that these have made within the same capacity."""
+        self.take_back: Callable[[int, int], bool] = _refuse
+        """Called, under a lock, with the address of an extent that was adopted, and the bytes that are kept. Returns
+        whether nothing lies in it any more: then it is as if it had been made here."""
         self.on_gone: Callable[[int, set[bytes]], None] = _nothing
         """Called, under a lock and by any thread, with the offset of each extent that was given back, and the processes
         that may have it mapped."""
@@ -253,8 +258,8 @@ class DeviceArena:
         return extent
 
     def adopt(self, address: int, nbytes: int) -> int:
-        """Take over an extent that was made and mapped elsewhere, for as long as the process lives: all of it is in
-        use. Peers import it like any other.
+        """Take over an extent that was made and mapped elsewhere: all of it is in use until `take_back`. Peers import
+        it like any other.
 
         Args:
             address: its address.
@@ -267,7 +272,7 @@ class DeviceArena:
         heap.grow(0, nbytes)
         heap.allocate(nbytes, ALIGNMENT)
         with self._lock:
-            extent = _Extent(self._next, nbytes, address, heap, is_ours=False)
+            extent = _Extent(self._next, nbytes, address, heap, is_ours=False, is_apart=True)
             self._next += nbytes
             self._extents.append(extent)
             return extent.offset
@@ -319,6 +324,10 @@ class DeviceArena:
         return more
 
     def _trim(self, keep: int) -> bool:
+        for extent in self._extents:
+            if not extent.is_ours and self.take_back(extent.address, keep):
+                extent.is_ours = True
+                extent.heap.free(0)
         idle = [extent for extent in self._extents if not extent.heap.used]
         kept = sum(extent.nbytes for extent in idle)
         waits = False
@@ -328,16 +337,21 @@ class DeviceArena:
             if any(pending(moments) for _, _, moments in extent.used_by):
                 waits = True
                 continue
-            for card in tuple(self._cards):
-                card.forget(extent.address)
-            self._driver.unmap(self._device, extent.address, extent.nbytes)
-            self._extents.remove(extent)
+            self._unmap(extent)
             kept -= extent.nbytes
-            if extent.readers:
-                self.on_gone(extent.offset, extent.readers)
         self._release()
         self._room(all_back=not keep)
         return waits
+
+    def _unmap(self, extent: _Extent) -> None:
+        for card in tuple(self._cards):
+            card.forget(extent.address)
+        self._driver.unmap(self._device, extent.address, extent.nbytes)
+        self._extents.remove(extent)
+        if extent.readers:
+            self.on_gone(extent.offset, extent.readers)
+        if extent.is_apart:
+            self._driver.unreserve(self._device, extent.address, extent.nbytes)
 
     def _release(self) -> None:
         while self._handles:
@@ -368,6 +382,11 @@ class DeviceArena:
 def _alone(_: int, __: bool) -> int:
     """The bytes that others have made: none."""
     return 0
+
+
+def _refuse(_: int, __: int) -> bool:
+    """Take no extent back: none was adopted."""
+    return False
 
 
 def _nothing(*_: object) -> None:

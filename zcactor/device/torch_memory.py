@@ -188,9 +188,16 @@ class TorchMemory:
         access = b"".join(_ACCESS.pack(_DEVICE, index, _READ_WRITE) for index in near)
         total = gpu.driver.devices()[gpu.index].total if self._capacity is None else self._capacity
         step, keep = gpu.driver.granularity, self._keep_nbytes
-        gpu.arena.beside = partial(_torch.beside, gpu.index)
+        gpu.arena.beside, gpu.arena.take_back = partial(_torch.beside, gpu.index), self._take_back
         _torch.make_by(gpu.index, functions, properties, access, len(near), step, total, keep)
         gpu.arena.tidy()  # it tells of its extents
+
+    def _take_back(self, address: int, keep: int) -> bool:
+        """See `zcactor.device.arena.DeviceArena.take_back`."""
+        taken = _torch.take(address, max(keep, self._keep_nbytes) if keep else 0)
+        if taken:
+            self._extents.pop(address, None)
+        return taken
 
     def block_at(self, low: int, high: int, value: Any) -> TorchBlock | None:
         """The object that contains the addresses ``[low, high)`` of a tensor; None where PyTorch has it elsewhere.
