@@ -224,7 +224,7 @@ class DevicePieces:
         from zcactor.device.memory import DeviceBlock
 
         gpu, nbytes = extent.gpu, lease.nbytes
-        await self._requests.ask(session, "device_computed", lease.id)
+        await self.asked(session, "device_computed", lease.id)
         block = DeviceBlock(gpu, nbytes)
         if nbytes:
             block.work.before_writing(gpu.index, self.stream(gpu))
@@ -329,16 +329,24 @@ class DevicePieces:
         finally:
             errors.clear()  # a traceback with this frame, and memory of a GPU, would keep itself
 
-    async def _staged(self, session: Session, lease: DeviceLease, start: int, nbytes: int) -> tuple[Session, Region]:
-        """Let the owner stage a piece. Returns the session by which it has granted a lease, and its region."""
+    async def asked(self, session: Session, method: str, *args: Any) -> tuple[Session, Any]:
+        """Ask an owner for something that may be asked for twice, by the connection that is in use. Returns the session
+        of that, and the answer.
+
+        Raises:
+            ConnectionLost, RemoteError: the owner has ended, or refuses.
+        """
         while True:
             session = session.in_use
             try:
-                place = await self._requests.ask(session, "stage", lease.id, lease.offset + start, nbytes, not start)
-                break
+                return session, await self._requests.ask(session, method, *args)
             except ConnectionLost:
                 if not session.is_replaced:
                     raise
+
+    async def _staged(self, session: Session, lease: DeviceLease, start: int, nbytes: int) -> tuple[Session, Region]:
+        """Let the owner stage a piece. Returns the session by which it has granted a lease, and its region."""
+        session, place = await self.asked(session, "stage", lease.id, lease.offset + start, nbytes, not start)
         if len(place) != 2 or not all(type(each) is int and 0 <= each < 1 << 64 for each in place):
             raise ProtocolError("the owner of an array on a GPU names no place of a piece")
         return session, Region(RegionKind.ARRAY, session.peer_process, place[0], place[1], nbytes, 0)

@@ -237,7 +237,7 @@ class DeviceReach:
         """Bring the bytes of a lease to host memory: the owner's, as far as that is mapped here and has room."""
         if owner.connection.maps:
             try:
-                values = await self._requests.ask(owner, "device_bytes", lease.id, lease.offset, lease.nbytes)
+                _, values = await self.pieces.asked(owner, "device_bytes", lease.id, lease.offset, lease.nbytes)
             except RemoteError as error:
                 if not issubclass(type(original_of(error)), OutOfMemory):
                     raise
