@@ -229,6 +229,24 @@ class GpuRank:
             groups.forget(key)
         await other.stats()
 
+    def never(self) -> Any:
+        """An array that is not computed while this actor lives."""
+        self.gate = threading.Event()
+        driver: Any = current().store.devices().driver
+        driver.hold(0, 0, self.gate.is_set)
+        return zc.ones(10, "f4", device="cuda")
+
+    async def reduce_copy(self, group: zc.Group, x: Any) -> tuple[int, str]:
+        """Reduce a copy of an array while its maker ends. Returns the rank and the text of the error."""
+        reference = group.allreduce(zc.ones(10, "f4", device="cuda") if x is None else x.copy())
+        self.called.set()
+        try:
+            await reference
+            await group.barrier()
+        except zc.GroupBroken as error:
+            return error.rank, str(error)
+        raise AssertionError("the group did not break")
+
     def let_go(self) -> None:
         """Let the GPU's work go on."""
         self.gate.set()

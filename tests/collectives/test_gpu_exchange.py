@@ -171,6 +171,19 @@ async def test_a_result_that_was_not_computed_is_lost() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_an_array_that_is_never_computed_breaks_the_group() -> None:
+    actors: list[Any] = [await GpuRank.options(num_gpus=share).spawn() for share in (1, 0.5)]
+    maker: Any = await GpuRank.options(num_gpus=0.5).spawn()  # on the GPU of rank 1
+    group = await zc.group(actors)
+    await zc.get([actor.call(group, "allreduce", ONES) for actor in actors], timeout=30)
+    calls = [actors[0].reduce_copy(group, None), actors[1].reduce_copy(group, await maker.never())]
+    await zc.get([actor.next_call() for actor in actors], timeout=30)
+    os.kill(await maker.pid(), signal.SIGKILL)
+    for rank, text in await zc.get(calls, timeout=30):
+        assert rank == 1
+        assert "an exchange on the GPUs failed there: ObjectLost: " in text and "compute the value again" in text
+
+
 async def test_a_result_that_was_computed_stays() -> None:
     async with gpu_ranks(2) as (group, actors):
         await zc.get([actor.keep(group, ONES) for actor in actors], timeout=30)

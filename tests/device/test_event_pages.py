@@ -119,3 +119,25 @@ def test_things_that_are_no_pages(both: tuple[EventPages, EventPages]) -> None:
     os.close(process)
     add(both[0], both[0], os.getpid())  # its own, which it does not need
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_promise(both: tuple[EventPages, EventPages], done: bool) -> None:
+    owner, reader = both
+    slot = owner.promise()
+    there = reader.open(owner.export(slot))
+    assert not (there.done() or there.passed() or there.lost() or slot.lost())
+    with pytest.raises(Refused, match="promised"):
+        reader.keep(there, done=done)
+    with pytest.raises(Refused, match="only the process"):
+        reader.export(there)
+    owner.keep(slot, done=done)
+    assert there.passed() and there.done() == slot.done() == done and there.lost() == slot.lost() == (not done)
+    with pytest.raises(Refused, match="promised"):
+        owner.keep(slot, done=done)
+    owner.leave(slot)
+    places = {owner.take().at for _ in range(PLACES - (not done))}
+    assert (slot.at in places) == done, "a place whose event was lost serves no other"
+    with pytest.raises(Refused, match="510"):
+        owner.take()
+    assert there.done() == done

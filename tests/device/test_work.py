@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.device.helpers import NEVER, held, settle
+from tests.device.helpers import NEVER, held, opened, settle
 from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
-from zcactor.device.work import Work
+from zcactor.device.imports import OpenEvent
+from zcactor.device.work import LibraryLoan, Work, lend, lent_others
 from zcactor.errors import ObjectLost
 from zcactor.testing.device_peer import finish, mapped, read, write
 
@@ -27,7 +28,7 @@ def read_after_write(waits: str) -> bytes:
     with held(driver):
         for byte in b"abn":
             driver.fill(0, address, bytes((byte,)), 4, 0)
-        work.has_written(pool.record(0))
+        work.has_written(pool.record(0), whole=True)
         work.before_reading(0, stream)
         driver.copy(0, address + 100, address, 1, 4, (0, 0), stream)
         settle(driver)
@@ -97,14 +98,14 @@ def test_a_write_takes_the_place_of_earlier_work() -> None:
     assert work.writes() == work.all() == [first]
     work.has_read(pool.record(0))
     last = pool.record(0)
-    work.has_written(last)
+    work.has_written(last, whole=True)
     assert work.all() == [last]
 
 
 def test_bytes_that_are_lost_are_read_by_nobody_until_they_are_written_again() -> None:
     driver, pool, address, stream = late("yes")
     work = Work()
-    work.has_written(pool.record(0))
+    work.has_written(pool.record(0), whole=True)
     work.lose("the exchange was ended")
     for read_them in (lambda: work.before_reading(0, stream), work.writes, work.seal):
         with pytest.raises(ObjectLost, match="^the exchange was ended$"):
@@ -112,6 +113,25 @@ def test_bytes_that_are_lost_are_read_by_nobody_until_they_are_written_again() -
     assert len(work.all()) == 1
     work.before_writing(0, stream)
     driver.fill(0, address, b"n", 4, stream)
-    work.has_written(pool.record(stream))
+    work.has_written(pool.record(stream), whole=True)
     work.before_reading(0, stream)
     work.seal()
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_results_of_libraries_depend_on_what_they_have(done: bool) -> None:
+    with opened() as store:
+        gpu = store.gpus[0]
+        events = [OpenEvent(gpu, gpu.driver.promise_event(0)) for _ in range(2)]
+        first, second = (event.moment() for event in events)
+        loans = [LibraryLoan(None) for _ in range(2)]
+        lend([first], loans[0])
+        lend([second], loans[1])
+        assert lent_others() == [first, second]
+        del loans[0]
+        assert lent_others() == [first, second], "what has read the bytes may not be done"
+        for event in events:
+            gpu.driver.keep_promise(0, event.event, done)
+        assert lent_others() == [second][done:]
+        loans.clear()
+        assert lent_others() == []

@@ -413,6 +413,74 @@ async def test_the_owner_dies_before_its_work_is_done() -> None:
             x.copy()
 
 
+async def test_what_is_computed_from_an_array_that_its_owner_never_computes() -> None:
+    async with running(""):
+        maker, middle, reader = await spawned(), await spawned(), await spawned()
+        await maker.hold()
+        x = await maker.full(1000, 6)
+        own, piece, apart = x.copy(), zc.full(2000, 1, "u1", device="cuda"), zc.full(1000, 2, "u1", device="cuda")
+        piece[:1000].copy_from(x)
+        rewritten = x.copy()
+        rewritten.fill(4)
+        theirs = await middle.doubled(x)
+        further = await reader.doubled(theirs)
+        of_ours = await middle.doubled(own)
+        reading = [asyncio.create_task(reader.seen(each)) for each in (x, own, theirs, further, of_ours)]
+        await zc.kill(maker)
+        for each in (x, own, piece, theirs, further, of_ours):
+            with pytest.raises(zc.ObjectLost, match="compute the value again"):
+                zc.to_host(each)
+            with pytest.raises(zc.ObjectLost, match="compute the value again"):
+                zc.to_host(each.copy())
+            with pytest.raises((zc.ObjectLost, zc.RemoteError), match="compute the value again"):
+                await reader.seen(each)
+        for outcome in await asyncio.gather(*reading, return_exceptions=True):
+            assert "ObjectLost" in repr(outcome)
+        assert (zc.to_host(rewritten) == 4).all() and (await reader.seen(apart))[1].sum() == 2000
+        piece[1:].fill(5)
+        with pytest.raises(zc.ObjectLost):
+            zc.to_host(piece)
+        piece.fill(7)
+        assert (zc.to_host(piece) == 7).all()
+        del x, own, piece, apart, rewritten, theirs, further, of_ours, each, reading, outcome
+        await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
+        for actor in (middle, reader):
+            assert (await actor.stats()).device_used == 0
+
+
+async def test_what_is_computed_from_an_array_that_comes_later_is_waited_for_by_nobody() -> None:
+    async with running(""):
+        maker, middle, reader = await spawned(), await spawned(), await spawned()
+        await maker.hold()
+        x = await maker.full(1000, 6)
+        theirs = await middle.doubled(x)
+        further = await reader.doubled(theirs)
+        again = await middle.doubled(further.copy())
+        reading = [asyncio.create_task(reader.seen(each)) for each in (x, theirs, further, again)]
+        await maker.let_go()
+        assert [(await each)[1].sum() for each in reading] == [6000] * 4
+        assert zc.to_host(again).sum() == 6000
+        assert zc.stats().device_syncs == 0
+        for actor in (maker, middle, reader):
+            assert (await actor.stats()).device_syncs == 0
+
+
+async def test_what_a_library_computes_from_an_array_that_its_owner_never_computes() -> None:
+    async with running(""):
+        maker, reader = await spawned(), await spawned()
+        await maker.hold()
+        x = await maker.full(1000, 6)
+        made = zc.full(1000, 1, "u1", device="cuda")
+        into, out = made.__cuda_array_interface__, x.__cuda_array_interface__
+        driver().copy(0, into["data"][0], out["data"][0], 1, 1000, (1000, 1000), 0)  # as a library would
+        passed = asyncio.create_task(reader.seen(made))
+        await zc.kill(maker)
+        with pytest.raises(zc.ObjectLost, match="compute the value again"):
+            zc.to_host(made)
+        with pytest.raises((zc.ObjectLost, zc.RemoteError), match="compute the value again"):
+            await passed
+
+
 async def test_a_reader_dies() -> None:
     async with running():
         actor = await spawned()

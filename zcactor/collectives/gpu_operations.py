@@ -19,10 +19,11 @@ from zcactor.collectives.gpu_exchange import Queued, exchange_of
 from zcactor.collectives.gpu_sources import Borrowed
 from zcactor.collectives.kinds import described
 from zcactor.collectives.operations import Collective, Publication
-from zcactor.device.array import DeviceArray, empty_array
+from zcactor.device.array import DeviceArray, empty_array, note_written
 from zcactor.device.events import ordered
-from zcactor.device.memory import DeviceBlock
+from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.streams import streams
+from zcactor.device.work import of_others
 from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.marshal.devices import LibraryArray
@@ -108,7 +109,7 @@ def _queued(
     """
     moment = gpu.events.record(stream)
     for target in targets:
-        target.holder.work.has_written(moment)
+        note_written(target, moment)
     written = {id(target.holder) for target in targets}
     for source in sources:
         if id(source.array.holder) not in written:
@@ -140,8 +141,15 @@ def _given(array: DeviceArray, process: LocalProcess, writable: bool) -> DeviceA
 
 
 def _order(gpu: GpuMemory, stream: int, sources: Sequence[GpuInput], targets: Sequence[DeviceArray]) -> None:
-    """Let the work that comes next on a stream begin after that on its arrays."""
+    """Let the work that comes next on a stream begin after that on its arrays. Other ranks cannot know that an array
+    turns out to be lost, so the thread of the exchange waits for other processes' work.
+
+    Raises:
+        ObjectLost: a process has ended before that was done.
+        DeviceError: the driver refuses.
+    """
     for source in sources:
+        wait_on_host(of_others(source.after))
         ordered(source.after, gpu.index, stream)
     for target in targets:
         target.holder.work.before_writing(gpu.index, stream)
@@ -199,7 +207,7 @@ class AllReduceOnGpus(OnGpus):
         if out is None:
             return _queued(self, gpu, stream, [source], [target], LibraryArray(target, source.library))
         if target is not out[0].given:
-            target.holder.work.has_written(gpu.events.record(stream))
+            note_written(target, gpu.events.record(stream))
             self.release()  # `out` may be the array itself
             with _on(gpu, stream):
                 out[0].given.copy_from(target)

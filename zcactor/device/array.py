@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from zcactor.device.events import Moment
     from zcactor.device.memory import GpuMemory
     from zcactor.device.work import Work
 
-__all__ = ["DeviceArray", "DeviceHolder", "array_over", "empty_array"]
+__all__ = ["DeviceArray", "DeviceHolder", "array_over", "empty_array", "note_written"]
 
 _READ_ONLY: Final = "the array is read-only: it was passed to an actor, or received from one; write to x.copy()"
 _CAN_REFUSE: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
@@ -275,7 +276,7 @@ class DeviceArray:
         gpu, work, stream = self._now()
         work.before_writing(gpu.index, stream)
         gpu.driver.fill(gpu.index, self._address, pattern, self.size, stream)
-        work.has_written(gpu.events.record(stream))
+        note_written(self, gpu.events.record(stream))
 
     def copy_from(self, source: DeviceArray | npt.NDArray[Any]) -> None:
         """Queue copying all elements of another array. From a NumPy array, or from a GPU whose memory this one cannot
@@ -332,11 +333,11 @@ class DeviceArray:
             self._copy_from_host(values)
             return
         read = source._holder.work
-        read.before_reading(gpu.index, stream)
+        others = read.before_reading(gpu.index, stream)
         work.before_writing(gpu.index, stream)
         self._copy(gpu, copies, self._address, source._address, stream)
         moment = gpu.events.record(stream)
-        work.has_written(moment)
+        note_written(self, moment, others)
         read.has_read(moment)
 
     @staticmethod
@@ -357,7 +358,7 @@ class DeviceArray:
         work.before_writing(gpu.index, stream)
         self._copy(gpu, copies, address, source.__array_interface__["data"][0], stream)
         moment = gpu.events.record(stream)
-        work.has_written(moment)
+        note_written(self, moment)
         wait_on_host([moment])
 
     def _on_host(self) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[Any]]:
@@ -480,3 +481,9 @@ def empty_array(gpu: GpuMemory, shape: Sequence[int], dtype: np.dtype[Any]) -> D
     view = _layout(shape, dtype)
     block = DeviceBlock(gpu, view.nbytes)
     return DeviceArray(block, block.address, view)
+
+
+def note_written(array: DeviceArray, moment: Moment, others: Sequence[Moment] = ()) -> None:
+    """Note that all elements were written; see `zcactor.device.work.Work.has_written`."""
+    holder = array.holder
+    holder.work.has_written(moment, others, whole=array.nbytes == holder.nbytes)

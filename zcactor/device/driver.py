@@ -273,6 +273,16 @@ class GpuDriver(Protocol):
                 `shared_events` is False.
         """
 
+    def promise_event(self, device: int) -> int:
+        """Make an event that stands for work of which `keep_promise` tells the outcome. It is not recorded.
+
+        Raises:
+            DeviceError: as `export_event`.
+        """
+
+    def keep_promise(self, device: int, event: int, done: bool) -> None:
+        """Tell everybody that the work of a promised event is done, or that it never will be. Once for each event."""
+
     def export_event(self, device: int, event: int) -> bytes:
         """Export what an event that was made here stands for now. Returns `EVENT_NBYTES` bytes.
 
@@ -289,4 +299,5 @@ class GpuDriver(Protocol):
         """
 
     def event_is_lost(self, device: int, event: int) -> bool:
-        """Whether the process that would do the event's work has ended before that was done."""
+        """Whether the process that would do the event's work has ended before that was done, or has told that it never
+        will be."""

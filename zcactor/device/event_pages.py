@@ -117,6 +117,10 @@ class EventSlot:
         """Note that the work is done."""
         self.page.words[self.at] = self.number
 
+    def lose(self) -> None:
+        """Let everybody go on who waits for the work, as it is never done. The place serves no other event."""
+        self.page.words[self.at] += _LOST
+
 
 class EventPages:
     """The page of one process, and those of others that it knows. The caller locks.
@@ -166,14 +170,42 @@ class EventPages:
         self._taken.append(slot)
         return slot
 
+    def promise(self) -> EventSlot:
+        """Take a place for an event that is opened here at once; see `leave`. Its outcome is told by `keep`.
+
+        Raises:
+            Refused: see `take`.
+        """
+        slot = self.take()
+        slot.page.users += 1
+        return slot
+
+    def keep(self, slot: EventSlot, *, done: bool) -> None:
+        """Tell the outcome of a promised event.
+
+        Raises:
+            Refused: it is no such event.
+        """
+        if slot.page is not self._own or slot.passed():
+            raise Refused(CudaCode.INVALID_HANDLE, "this is no promised event whose outcome is open")
+        if done:
+            slot.finish()
+        else:
+            slot.lose()
+
     def give_up(self, slot: EventSlot) -> None:
         """Undo `take`, as nobody will write the number."""
         self._taken.remove(slot)
         self._free.append(slot.at)
 
-    @staticmethod
-    def export(slot: EventSlot) -> bytes:
-        """The handle of an event of this process."""
+    def export(self, slot: EventSlot) -> bytes:
+        """The handle of an event of this process.
+
+        Raises:
+            Refused: it is another process's.
+        """
+        if slot.page is not self._own:
+            raise Refused(CudaCode.INVALID_HANDLE, "only the process that made an event exports it")
         return _HANDLE.pack(_MARK, slot.page.key, slot.at - _FIRST, slot.number)
 
     # ---- other processes
@@ -216,7 +248,7 @@ class EventPages:
         return EventSlot(page, _FIRST + place, number)
 
     def leave(self, slot: EventSlot) -> None:
-        """Undo `open`."""
+        """Undo `open`, or `promise` but for its place."""
         slot.page.users -= 1
 
     def ended(self) -> list[EventPage]:

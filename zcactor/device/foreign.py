@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
@@ -12,7 +13,7 @@ from zcactor.device.kinds import kind_of
 from zcactor.device.memory import DeviceBlock
 from zcactor.device.recognise import IMMUTABLE, read
 from zcactor.device.streams import streams
-from zcactor.device.work import Work
+from zcactor.device.work import Work, lent_others
 
 if TYPE_CHECKING:
     from zcactor.device.memory import GpuMemory
@@ -38,8 +39,9 @@ class Outside:
         self.kept: Final = found.kept, found.stream_kept
         self.readonly: Final = found.readonly
         self.stream: Final = stream
+        self.nbytes: Final = math.prod(found.shape) * found.dtype.itemsize
         busy = stream is not None and not gpu.events.is_idle(stream)
-        self.work: Final = Work([gpu.events.record(stream or 0)] if busy else ())
+        self.work: Final = Work([*lent_others(), *([gpu.events.record(stream or 0)] if busy else [])])
 
     def copied(self, array: DeviceArray) -> DeviceArray:
         """See `copied_on`, for an array over these bytes."""

@@ -21,6 +21,10 @@ class DeviceHolder(Protocol):
         """The GPU by which this process reaches the bytes."""
 
     @property
+    def nbytes(self) -> int:
+        """Bytes."""
+
+    @property
     def work(self) -> Work:
         """The work that is queued on the bytes."""
 
@@ -38,4 +42,4 @@ class Gone:
     def _used(self) -> NoReturn:
         raise ValueError(_HANDED_OVER)
 
-    gpu = work = readonly = property(_used)
+    gpu = nbytes = work = readonly = property(_used)

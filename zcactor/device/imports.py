@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zcactor.device.memory import GpuMemory
     from zcactor.transport.local.extents import ExtentReply, RemoteExtent
 
-__all__ = ["ImportedExtent", "Imports"]
+__all__ = ["ImportedExtent", "Imports", "OpenEvent"]
 
 
 class ImportedExtent:
@@ -73,12 +73,22 @@ def _undo(driver: GpuDriver, device: int, nbytes: int, handle: int, room: int, a
             driver.unreserve(device, room, nbytes)
 
 
-class _Opened:
-    """An opened event, which ends with the last moment of it. It stands in the place of a pool, which moments keep."""
+class OpenEvent:
+    """An event that was opened or promised, which ends with the last moment of it. It stands in the place of a pool,
+    which moments keep.
 
-    def __init__(self, gpu: GpuMemory, exported: bytes) -> None:
+    Args:
+        gpu: the GPU that the event belongs to here.
+        event: the event.
+    """
+
+    def __init__(self, gpu: GpuMemory, event: int) -> None:
         self.gpu: Final = gpu
-        self.event: Final = gpu.driver.open_event(gpu.index, exported)
+        self.event: Final = event
+
+    def moment(self) -> Moment:
+        """The moment of the event, which may be lost."""
+        return Moment(self, self.gpu.driver, self.gpu.index, self.event, OTHERS)
 
     def take_back(self, event: int) -> None:
         """Do nothing: the event stays open."""
@@ -88,9 +98,7 @@ class _Opened:
         return EVERYWHERE
 
     def __del__(self) -> None:
-        event = getattr(self, "event", None)
-        if event is not None:
-            self.gpu.tending.when_done([], partial(_end_event, self.gpu.driver, self.gpu.index, event))
+        self.gpu.tending.when_done([], partial(_end_event, self.gpu.driver, self.gpu.index, self.event))
 
 
 def _end_event(driver: GpuDriver, device: int, event: int) -> None:
@@ -104,7 +112,7 @@ class _Peer:
     def __init__(self) -> None:
         self.extents: list[ImportedExtent] = []
         """All of them, in the order of their offsets."""
-        self.events: WeakValueDictionary[bytes, _Opened] = WeakValueDictionary()
+        self.events: WeakValueDictionary[bytes, OpenEvent] = WeakValueDictionary()
         """Opened events, by what was exported."""
 
 
@@ -212,8 +220,8 @@ class Imports:
         events = self._peers.setdefault(owner, _Peer()).events
         opened = events.get(exported)
         if opened is None:
-            opened = events[exported] = _Opened(gpu, exported)
-        return Moment(opened, gpu.driver, opened.gpu.index, opened.event, OTHERS)
+            opened = events[exported] = OpenEvent(gpu, gpu.driver.open_event(gpu.index, exported))
+        return opened.moment()
 
     def forget(self, owner: bytes) -> None:
         """Forget an owner that has ended. ExtentReply and events that arrays have stay as long as these."""

@@ -17,7 +17,7 @@ import numpy as np
 from zcactor.device.driver import LEGACY_STREAM
 from zcactor.device.kinds import KDL_CUDA
 from zcactor.device.streams import current_stream
-from zcactor.device.work import LibraryLoan
+from zcactor.device.work import LibraryLoan, lend, of_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -157,10 +157,8 @@ def _give(stream: int, kept: object, loan: LibraryLoan) -> None:
     """Let work on a stream begin after that on the bytes of a loan, and be followed by later work on them."""
     holder = loan.holder
     gpu, work = holder.gpu, holder.work
-    if holder.readonly:
-        work.before_reading(gpu.index, stream)
-    else:
-        work.before_writing(gpu.index, stream)
+    before = work.before_reading if holder.readonly else work.before_writing
+    lend(before(gpu.index, stream), loan)
     work.give(gpu.events, stream, kept, loan)
 
 
@@ -181,6 +179,7 @@ def dlpack(array: Any, stream: int | None, max_version: tuple[int, int] | None, 
         )
     capsule, loan = _capsule(array, array.readonly, versioned=versioned)
     if stream == -1:  # the consumer needs no order, and does not say where it works
+        lend(of_others(array.holder.work.writes()), loan)
         array.holder.work.give(gpu.events, -1, None, loan)
     else:
         stream = stream or LEGACY_STREAM

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.device.imports import Imports
 from zcactor.device.lease import DeviceLease
 from zcactor.device.memory import DeviceBlock, GpuMemory, gpu_number
+from zcactor.device.relay import EventRelay
 from zcactor.device.tending import Tending
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.transport.local.extents import ExtentReply, RemoteExtent
@@ -39,6 +40,7 @@ class DeviceStore:
         self.tending: Final = Tending(loop)
         self.gpus: Final = [GpuMemory(driver, facts, capacity, keep_nbytes, self.tending) for facts in driver.devices()]
         self.imports: Final = Imports(self.gpus)
+        self.relay: Final = EventRelay()
         self._limits: Final = capacity, keep_nbytes, loop
         self._torch: TorchMemory | None = None
         self.bytes_mapped = 0

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor.device.driver import LEGACY_STREAM, THREAD_STREAM
-from zcactor.device.events import ordered, pending
+from zcactor.device.events import OTHERS, ordered, pending
 from zcactor.errors import DeviceError, ForkedProcess, ObjectLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from zcactor.device.events import EventPool, Moment
 
-__all__ = ["LibraryLoan", "Work", "looks", "moments_of"]
+__all__ = ["LibraryLoan", "Work", "lend", "lent_others", "looks", "moments_of", "of_others"]
 
-_LOST = "the process that computes the array has ended before the work on its GPU was done; compute the value again"
+_LOST = (
+    "the process that computes the array, or one that the array is computed from, has ended before the work on its GPU "
+    "was done; compute the value again"
+)
 """The text of `ObjectLost` for an array that is never computed."""
 
 _LOOKS: Final = 8
@@ -56,8 +60,46 @@ class LibraryLoan:
         self.holder: Final = holder
 
 
+_lent: Final[dict[int, tuple[Moment, ref[object]]]] = {}
+_lendings: Final = itertools.count()
+"""The keys of `_lent`. Finalizers use it, so each step is one that needs no lock."""
+
+
+def lend(others: Iterable[Moment], loan: object) -> None:
+    """Note that a library has bytes that other processes have yet to compute: until that is done, all that libraries
+    compute in this process may be computed from them, on whichever stream and GPU.
+
+    Args:
+        others: the other processes' writes.
+        loan: lives as long as the library has the bytes. When the other processes have ended before, the library's
+            results are lost for so long.
+    """
+    for moment in others:
+        _lent[next(_lendings)] = moment, ref(loan)
+
+
+def lent_others() -> list[Moment]:
+    """The writes of other processes from which libraries may have computed their results.
+
+    Raises:
+        DeviceError: a GPU's context is broken.
+    """
+    found = []
+    if _lent:
+        for key, (moment, loan) in _lent.copy().items():
+            if moment.done() or (loan() is None and moment.is_lost()):
+                _lent.pop(key, None)
+            else:
+                found.append(moment)
+    return found
+
+
 class Work:
     """The last writes and all unfinished reads of one object's bytes.
+
+    Among the writes are those of other processes: of the owner, and of the makers of arrays from which the bytes are
+    computed here. When such a process ends before its work is done, streams that wait for the work go on, and what they
+    compute is wrong. So the writes of others count until they are done, also where the work that has read them is over.
 
     Args:
         after: the work after which the bytes may be used at all.
@@ -106,6 +148,7 @@ class Work:
     def _of_libraries(self) -> list[Moment]:
         """The work that libraries have queued on the bytes up to now."""
         found = [pool.record(stream) for pool, stream in list(self._given) if not pool.is_idle(stream)]
+        others = lent_others()
         if self._loans:
             loans = self._loans
             lasting = [each for each in loans if each[1]() is not None]
@@ -113,9 +156,11 @@ class Work:
             self._loans = [*lasting, *self._loans[len(loans) :]]
             if len(lasting) == len(loans):
                 found += behind
-            else:  # nothing more comes of the others, so this is noted
-                (self._reads if self._sealed else self._writes).extend(behind)
-        return found
+            elif self._sealed:  # nothing more comes of the others, so this is noted
+                self._reads += behind
+            else:
+                self._writes += [*behind, *others]
+        return [*found, *others]
 
     def _written(self) -> list[Moment]:
         if self._sealed or not self.is_given:
@@ -131,30 +176,35 @@ class Work:
             DeviceError: the driver refuses.
         """
         self._check()
-        if not self._sealed:
-            self._writes = self._written()
-            self._sealed = True
+        writes = self._written()
+        _check_all(writes)
+        self._writes, self._sealed = writes, True
 
-    def before_reading(self, device: int, stream: int) -> None:
-        """Let later work on a stream begin after all writes.
+    def before_reading(self, device: int, stream: int) -> list[Moment]:
+        """Let later work on a stream begin after all writes. Returns the writes of other processes that are not done:
+        what is computed from the bytes is lost when these are.
 
         Raises:
             DeviceError: the driver refuses.
             ObjectLost: the process that writes has ended before that was done, or the bytes are lost otherwise.
         """
         self._check()
-        if any(moment.is_lost() for moment in self._writes):
-            raise ObjectLost(_LOST)
-        ordered(self._written(), device, stream)
+        writes = self._written()
+        _check_all(writes)
+        ordered(writes, device, stream)
+        return of_others(writes)
 
-    def before_writing(self, device: int, stream: int) -> None:
-        """Let later work on a stream begin after all writes and reads.
+    def before_writing(self, device: int, stream: int) -> list[Moment]:
+        """Let later work on a stream begin after all writes and reads. Returns the same as `before_reading`, for work
+        that reads the bytes, too.
 
         Raises:
             DeviceError: the driver refuses.
         """
-        ordered(self._written(), device, stream)
+        writes = self._written()
+        ordered(writes, device, stream)
         ordered(self._reads, device, stream)
+        return of_others(writes)
 
     def has_read(self, moment: Moment) -> None:
         """Note a read that is before `moment`."""
@@ -162,11 +212,19 @@ class Work:
         if len(self._reads) >= _LOOKED_AT:
             self._reads = pending(self._reads)
 
-    def has_written(self, moment: Moment) -> None:
-        """Note a write that is before `moment`, and after all other work."""
-        self._writes = [moment]
+    def has_written(self, moment: Moment, others: Sequence[Moment] = (), *, whole: bool) -> None:
+        """Note a write that is before `moment`, and after all other work.
+
+        Args:
+            moment: after the write.
+            others: the writes of other processes from which the new bytes are computed.
+            whole: whether all bytes were written, so that nothing depends on former writes.
+        """
+        former = [] if whole else of_others(self._writes)
+        self._writes = [moment, *others, *former]
         self._reads = []
-        self._lost = ""
+        if whole:
+            self._lost = ""
 
     def lose(self, reason: str) -> None:
         """Note that the last write was ended before it was done: readers of the bytes get `ObjectLost`, until they are
@@ -194,29 +252,50 @@ class Work:
         """
         self._check()
         self._writes = pending(self._writes)
-        return self._written()
+        writes = self._written()
+        _check_all(writes)
+        return writes
 
     def all(self) -> list[Moment]:
-        """All work that was noted, done or not. Where a library has the bytes, the driver is asked.
+        """All work of this process that was noted, done or not. Where a library has the bytes, the driver is asked.
 
         Raises:
             DeviceError: the driver does not answer for now.
         """
         try:
             found = self._of_libraries()
-            return [*self._writes, *self._reads, *found]
         except ForkedProcess:
-            pass
+            found = []
         except DeviceError as error:
             if not error.fatal:
                 raise
-        return [*self._writes, *self._reads]  # nothing more is done
+            found = []  # nothing more is done
+        return [each for each in (*self._writes, *self._reads, *found) if each.lane != OTHERS]
 
     @property
     def left(self) -> list[Moment] | Work:
         """The work to wait for once the bytes are dropped, for `moments_of`. Finalizers take it, and ask no driver:
         where a library has the bytes, this object is asked later."""
         return self if self.is_given else self.all()
+
+
+def of_others(moments: Iterable[Moment]) -> list[Moment]:
+    """The moments of other processes' work that is not done.
+
+    Raises:
+        DeviceError: a GPU's context is broken.
+    """
+    return pending(each for each in moments if each.lane == OTHERS)
+
+
+def _check_all(writes: Iterable[Moment]) -> None:
+    """Check that each write is done, or will be.
+
+    Raises:
+        ObjectLost: one is not.
+    """
+    if any(moment.is_lost() for moment in writes):
+        raise ObjectLost(_LOST)
 
 
 def moments_of(left: list[Moment] | Work) -> list[Moment]:

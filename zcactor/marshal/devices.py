@@ -23,6 +23,7 @@ from zcactor.device.interchange import to_jax
 from zcactor.device.lease import DeviceCopy, DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.recognise import TORCH_ONLY
+from zcactor.device.work import of_others
 from zcactor.errors import DeviceError, DeviceUnavailable, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 from zcactor.marshal.move import NOT_OURS, OTHER_VIEWS
@@ -205,15 +206,19 @@ def _event_of(devices: Any, block: DeviceBlock) -> bytes | None:
     """The exported event of the work that computes a block; None where that is done.
 
     Where events are not shared between processes, or too many are, the thread waits for the work.
+
+    Raises:
+        ObjectLost: the block is never computed.
+        DeviceError: the driver refuses.
     """
-    moment, writes = block.told, [] if block.told is not None else block.work.writes()
-    if writes:
-        moment = _last(block, writes)
-    if moment is None or moment.done():
+    writes = block.work.writes()
+    if not writes:
         return None
-    if moment.driver.shared_events:
+    driver = block.gpu.driver
+    if driver.shared_events:
         try:
-            exported = moment.driver.export_event(moment.device, moment.event)
+            moment = block.told or _last(devices, block, writes)
+            exported = driver.export_event(moment.device, moment.event)
         except DeviceError as error:
             if error.code != CudaCode.NOT_SUPPORTED:  # the work of too many exported events is not done
                 raise
@@ -221,12 +226,15 @@ def _event_of(devices: Any, block: DeviceBlock) -> bytes | None:
             block.told = moment  # the next reader waits for the same event
             return exported
     devices.syncs += 1
-    wait_on_host([moment])
+    wait_on_host(writes)
     return None
 
 
-def _last(block: DeviceBlock, writes: list[Moment]) -> Moment:
-    """One moment after all writes."""
+def _last(devices: Any, block: DeviceBlock, writes: list[Moment]) -> Moment:
+    """One moment after all writes, which peers may wait for."""
+    if of_others(writes):
+        relayed: Moment = devices.relay.promise(block.gpu, writes)
+        return relayed
     if len(writes) == 1:
         return writes[0]
     block.work.before_reading(block.gpu.index, 0)

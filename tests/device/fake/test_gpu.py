@@ -121,7 +121,10 @@ def one(driver: FakeGpuDriver, call: str) -> None:
         "import_": (0, -1, NBYTES, ""), "dma_buf": (0, NBYTES, NBYTES), "wait": (0, 0, 1), "record": (0, 1, 0),
         "open_event": (0, b""), "event_page": (), "add_event_page": (-1, -1),
     }  # fmt: skip
-    counts = {"unreserve": 3, "unmap": 3, "export": 3, "free": 1, "flush": 1, "stream": 1, "event": 1}
+    counts = {
+        "unreserve": 3, "unmap": 3, "export": 3, "keep_promise": 3, "free": 1, "flush": 1, "stream": 1, "event": 1,
+        "promise_event": 1,
+    }  # fmt: skip
     getattr(driver, call)(*arguments.get(call, (0, 1, 1)[: counts.get(call, 2)]))
 
 

@@ -27,7 +27,7 @@ __all__ = ["CudaFlags"]
 
 
 class CudaFlags:
-    """The exported events of one process, and those of others that it has opened, which have negative numbers. Any
+    """The exported events of one process, and those that it has promised or opened, which have negative numbers. Any
     thread may use them.
 
     Args:
@@ -72,15 +72,33 @@ class CudaFlags:
         with self._lock:
             return self._pages.fd()
 
-    def export(self, device: int, event: int) -> bytes:
-        """Export the last record of an event of this process.
+    def promise(self) -> int:
+        """Make an event that is not recorded.
 
         Raises:
             Refused: there is no place for it.
+        """
+        with self._lock:
+            return self._add(self._pages.promise())
+
+    def keep(self, event: int, *, done: bool) -> None:
+        """Tell the outcome of a promised event.
+
+        Raises:
+            Refused: there is no such event.
+        """
+        with self._lock:
+            self._pages.keep(self._find(event), done=done)
+
+    def export(self, device: int, event: int) -> bytes:
+        """Export the last record of an event of this process, or a promised one.
+
+        Raises:
+            Refused: there is no place for it, or the event is another process's.
             DeviceError: the driver refuses.
         """
         with self._lock:
-            slot = self._exported.get(event)
+            slot = self._find(event) if event < 0 else self._exported.get(event)
             if slot is None:
                 slot = self._pages.take()
                 try:
@@ -150,9 +168,12 @@ class CudaFlags:
             except BaseException:
                 self._pages.leave(slot)
                 raise
-            event, self._next = self._next, self._next - 1
-            self._opened[event] = slot
-            return event
+            return self._add(slot)
+
+    def _add(self, slot: EventSlot) -> int:
+        event, self._next = self._next, self._next - 1
+        self._opened[event] = slot
+        return event
 
     def _find(self, event: int) -> EventSlot:
         found = self._opened.get(event)
@@ -161,7 +182,7 @@ class CudaFlags:
         return found
 
     def end(self, event: int) -> None:
-        """Give up an opened event.
+        """Give up an event that was promised or opened.
 
         Raises:
             Refused: there is no such event.

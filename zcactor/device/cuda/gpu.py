@@ -442,10 +442,19 @@ class CudaGpuDriver:
         with self._cuda.named("add_event_page", 0):
             self._flags().add_page(fd, process)
 
+    def promise_event(self, device: int) -> int:
+        with self._cuda.current("promise_event", device):
+            return self._flags().promise()
+
+    def keep_promise(self, device: int, event: int, done: bool) -> None:
+        with self._cuda.named("keep_promise", device):
+            self._flags().keep(event, done=done)
+
     def export_event(self, device: int, event: int) -> bytes:
         with self._cuda.current("export_event", device):
             flags = self._flags()
-            self._state.events.check(event)
+            if event >= 0:
+                self._state.events.check(event)
             return flags.export(device, event)
 
     def open_event(self, device: int, exported: bytes) -> int:

@@ -57,12 +57,6 @@ class FakeEvents:
             raise Refused(CudaCode.INVALID_HANDLE, f"there is no event {event}")
         return found
 
-    def _own(self, event: int, what: str) -> _Own:
-        found = self._find(event)
-        if isinstance(found, EventSlot):
-            raise Refused(CudaCode.INVALID_HANDLE, f"only the process that made an event {what} it")
-        return found
-
     def end(self, event: int) -> None:
         """Give up an event."""
         with self._lock:
@@ -76,7 +70,9 @@ class FakeEvents:
     def begin(self, event: int) -> int:
         """Count a record of the event. Returns its number, for `finish`."""
         with self._lock:
-            found = self._own(event, "records")
+            found = self._find(event)
+            if isinstance(found, EventSlot):
+                raise Refused(CudaCode.INVALID_HANDLE, "only the process that made an event records it")
             found.recorded += 1
             found.pending.add(found.recorded)
             found.exported = None
@@ -131,7 +127,9 @@ class FakeEvents:
     def export(self, event: int) -> bytes:
         """Export the last record of an event of this process."""
         with self._lock:
-            found = self._own(event, "exports")
+            found = self._find(event)
+            if isinstance(found, EventSlot):
+                return self._pages.export(found)
             if found.exported is None:
                 found.exported = self._pages.take()
                 if found.recorded in found.pending:
@@ -139,6 +137,19 @@ class FakeEvents:
                 else:
                     found.exported.finish()
             return self._pages.export(found.exported)
+
+    def promise(self) -> int:
+        """Make an event that is not recorded."""
+        with self._lock:
+            return self._add(self._pages.promise())
+
+    def keep(self, event: int, *, done: bool) -> None:
+        """Tell the outcome of a promised event."""
+        with self._lock:
+            found = self._find(event)
+            if not isinstance(found, EventSlot):
+                raise Refused(CudaCode.INVALID_HANDLE, f"nothing was promised of event {event}")
+            self._pages.keep(found, done=done)
 
     def open(self, exported: bytes) -> int:
         """Open another process's event."""

@@ -310,6 +310,15 @@ class FakeGpuDriver:
             self._check_shared()
             self._events.add_page(fd, process)
 
+    def promise_event(self, device: int) -> int:
+        with self._call("promise_event", device):
+            self._check_shared()
+            return self._events.promise()
+
+    def keep_promise(self, device: int, event: int, done: bool) -> None:
+        with self._call("keep_promise"):  # a broken context does no harm to it
+            self._events.keep(event, done=done)
+
     def export_event(self, device: int, event: int) -> bytes:
         with self._call("export_event", device):
             self._check_shared()

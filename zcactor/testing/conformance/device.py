@@ -372,6 +372,43 @@ class GpuDriverSuite:
             peer.call("finish", 0, 0)
             assert peer.call("done", 0, each)
 
+    @pytest.mark.parametrize("done", [True, False])
+    def test_an_event_whose_outcome_is_promised(self, driver: GpuDriver, peer: DevicePeer, done: bool) -> None:
+        if not driver.shared_events:
+            pytest.skip("events are not shared")
+        peer.share_events(driver)
+        event, behind = driver.promise_event(0), driver.event(0)
+        exported = driver.export_event(0, event)
+        there = peer.call("open_event", 0, exported)
+        assert len(exported) == EVENT_NBYTES and driver.export_event(0, event) == exported
+        assert not driver.done(0, event) and not driver.event_is_lost(0, event)
+        assert not peer.call("done", 0, there) and not peer.call("event_is_lost", 0, there)
+        peer.call("wait", 0, 0, there)
+        driver.wait(0, 0, event)
+        driver.record(0, behind, 0)
+        assert not driver.done(0, behind) and not peer.call("idle", 0, 0)
+        with pytest.raises(DeviceError):
+            driver.record(0, event, 0)
+        driver.keep_promise(0, event, done)
+        peer.call("finish", 0, 0)
+        until_done(driver, 0, behind)
+        assert driver.done(0, event) == peer.call("done", 0, there) == done
+        assert driver.event_is_lost(0, event) == peer.call("event_is_lost", 0, there) == (not done)
+        for other in (event, behind, 12345):
+            with pytest.raises(DeviceError):
+                driver.keep_promise(0, other, True)
+        driver.end_event(0, event)
+        assert peer.call("done", 0, peer.call("open_event", 0, exported)) == done
+
+    def test_places_of_promised_events_serve_again_where_they_are_done(self, driver: GpuDriver) -> None:
+        if not driver.shared_events:
+            pytest.skip("events are not shared")
+        for number in range(1100):
+            event = driver.promise_event(0)
+            driver.keep_promise(0, event, number % 4 > 0)
+            assert driver.event_is_lost(0, event) == (not number % 4)
+            driver.end_event(0, event)
+
     def test_more_events_than_there_are_places(self, driver: GpuDriver) -> None:
         if not driver.shared_events:
             pytest.skip("events are not shared")

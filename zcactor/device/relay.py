@@ -1,0 +1,78 @@
+"""Events of arrays that are computed here from arrays that other processes have yet to compute.
+
+A stream that waits for another process's work goes on when that process ends. So the end of the stream's own work does
+not say whether the array is right. Peers get an event whose outcome this process tells, once it knows that of all work
+that the array depends on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from zcactor.device.events import pending
+from zcactor.device.imports import OpenEvent
+from zcactor.errors import DeviceError
+
+if TYPE_CHECKING:
+    from zcactor.device.events import Moment
+    from zcactor.device.memory import GpuMemory
+
+__all__ = ["EventRelay"]
+
+_PAUSE: Final = 0.0005
+"""Seconds between looks at work that is not done. A look is one at a number in memory."""
+
+
+class EventRelay:
+    """The promised events of one process whose outcome is not known. Any thread may use it. A thread of its own tells
+    outcomes, as the loop may be waiting for a GPU that waits for one of them."""
+
+    def __init__(self) -> None:
+        self._lock: Final = threading.Lock()
+        self._promised: list[tuple[Moment, list[Moment]]] = []
+        self._runs = False
+
+    def promise(self, gpu: GpuMemory, writes: list[Moment]) -> Moment:
+        """Make a moment that peers may wait for. It is done when all `writes` are, and lost as soon as one is lost.
+
+        Raises:
+            DeviceError: see `zcactor.device.driver.GpuDriver.promise_event`.
+        """
+        moment = OpenEvent(gpu, gpu.driver.promise_event(gpu.index)).moment()
+        with self._lock:
+            self._promised.append((moment, writes))
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="zcactor-gpu-relay", daemon=True).start()
+        return moment
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                promised, self._promised = self._promised, []
+            left = [each for each in promised if not _is_told(*each)]
+            del promised
+            with self._lock:
+                self._promised += left
+                if not self._promised:
+                    self._runs = False
+                    return
+            del left
+            time.sleep(_PAUSE)
+
+
+def _is_told(moment: Moment, writes: list[Moment]) -> bool:
+    """Tell the outcome of a promised moment, if it is known. Returns whether it is told."""
+    try:
+        done = not pending(writes)
+        lost = not done and any(each.is_lost() for each in writes)
+    except DeviceError:  # a broken context does no work any more
+        done, lost = False, True
+    if done or lost:
+        try:
+            moment.driver.keep_promise(moment.device, moment.event, done)
+        except DeviceError:  # peers wait, so it is told at the next look
+            return False
+    return done or lost
