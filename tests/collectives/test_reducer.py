@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+import contextlib
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,23 @@ class Failing:
         return np.array(total)
 
 
+@contextlib.contextmanager
+def naming() -> Iterator[list[str]]:
+    """Note the name of the error that ends the block, or of the type that its text names; "" where none does."""
+    names = [""]
+    try:
+        yield names
+    except BaseException as error:
+        names.append(str(error).rpartition(" by ")[2] if type(error) is RuntimeError else type(error).__name__)
+
+
+def add_failing(reducer: zc.Reducer, raises: bool) -> None:
+    """Add an array, and raise where this is the rank to do so."""
+    reducer.add("w", np.ones(20_000))
+    if raises:
+        raise LookupError("of the block")
+
+
 @zc.actor
 class Trainer:
     """A member that reduces gradients."""
@@ -161,25 +179,16 @@ class Trainer:
     async def failing(self, group: zc.Group, where: str, kind: type[BaseException], by: int) -> str:
         """A step in which the hook of rank 1 raises at a place, and the block of rank `by`. Returns the name of the
         error, or of the type that its text names."""
-        try:
+        with naming() as names:
             async with group.reducer(hook=Failing(where if group.rank == 1 else "", kind)) as reducer:
-                reducer.add("w", np.ones(20_000))
-                if group.rank == by:
-                    raise LookupError("of the block")
-        except BaseException as error:
-            return str(error).rpartition(" by ")[2] if type(error) is RuntimeError else type(error).__name__
-        return ""
+                add_failing(reducer, group.rank == by)
+        return names.pop()
 
     def failing_plain(self, group: zc.Group, where: str, kind: type[BaseException], by: int) -> str:
         """The same in a plain method."""
-        try:
-            with group.reducer(hook=Failing(where if group.rank == 1 else "", kind)) as reducer:
-                reducer.add("w", np.ones(20_000))
-                if group.rank == by:
-                    raise LookupError("of the block")
-        except BaseException as error:
-            return str(error).rpartition(" by ")[2] if type(error) is RuntimeError else type(error).__name__
-        return ""
+        with naming() as names, group.reducer(hook=Failing(where if group.rank == 1 else "", kind)) as reducer:
+            add_failing(reducer, group.rank == by)
+        return names.pop()
 
     async def other_name(self, group: zc.Group) -> tuple[str, str]:
         """A step in which the ranks add arrays of different names. Returns the error."""

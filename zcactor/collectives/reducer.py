@@ -338,7 +338,7 @@ class Reducer:
         ):
             try:
                 hook.restore(*self._saved)
-            except Exception:
+            except Exception:  # a hook may raise anything, and a step that has failed has its own error
                 if self._results is not None:
                     raise
                 logger.exception("a hook was not made as it was before a step that has failed")
