@@ -295,6 +295,39 @@ async def test_a_call_that_fails_once_is_a_clear_error(failure: str) -> None:
         await given_back()
 
 
+class Connected:
+    """A session of which a twin may take the place."""
+
+    def __init__(self) -> None:
+        self.in_use: Any = self
+        self.is_replaced = False
+
+    def replace(self, twin: Any) -> None:
+        self.in_use, self.is_replaced = twin, True
+
+
+async def test_a_question_goes_on_by_the_connection_that_replaces_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions: list[Any] = [Connected() for _ in range(3)]
+    asked = list[tuple[Any, ...]]()
+
+    async def ask(session: Any, *question: Any) -> str:
+        asked.append((session, *question))
+        if len(asked) < 3:
+            session.replace(sessions[len(asked)])
+            raise ConnectionLost("a twin takes its place")
+        if len(asked) > 3:
+            raise ConnectionLost("the peer has ended")
+        return "answer"
+
+    async with running():
+        monkeypatch.setattr(pieces()._requests, "ask", ask)
+        assert await pieces().asked(sessions[0], "stage", 1, 2) == (sessions[2], "answer")
+        assert asked == [(session, "stage", 1, 2) for session in sessions]
+        with pytest.raises(ConnectionLost, match="has ended"):
+            await pieces().asked(sessions[2], "stage", 1, 2)
+        monkeypatch.undo()
+
+
 async def test_bytes_need_a_lease() -> None:
     async with running():
         actor = await spawned()
