@@ -192,6 +192,10 @@ def test_what_is_refused() -> None:
             np.asarray(array)
         with pytest.raises(TypeError, match="no iterator"):
             list(array)
+        for looks in (lambda: array == array, lambda: array != 0, lambda: np.arange(4.0) == array, lambda: bool(array)):
+            with pytest.raises(TypeError, match=r"zc\.to_host"):
+                looks()
+        assert len({array, array[:2]}) == 2 and array is not array[...]
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(array)
         with pytest.raises(ValueError, match="text"):

@@ -166,7 +166,7 @@ async def test_moved_arrays() -> None:
             lambda: x.fill(1),
             lambda: zc.to_host(x),
             x.copy,
-            lambda: zc.move(x) and actor.seen(x),
+            lambda: actor.seen(zc.move(x)),
             lambda: x.device,
         ):
             with pytest.raises(ValueError, match="handed over"):

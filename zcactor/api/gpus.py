@@ -149,7 +149,8 @@ def to_host(x: Any) -> npt.NDArray[Any]:
         NotInitialized: no runtime is running.
         TypeError: `x` is neither.
         OutOfMemory: the store has no room.
-        ObjectLost: the process that computes the array has ended before it was done.
+        ObjectLost: the process that computes the array, or one that it is computed from, has ended before that was
+            done.
         DeviceError: the driver refuses, or work has broken the GPU's context.
     """
     if isinstance(x, np.ndarray):

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["DeviceArray", "DeviceHolder", "array_over", "empty_array", "note_written"]
 
 _READ_ONLY: Final = "the array is read-only: it was passed to an actor, or received from one; write to x.copy()"
+_NO_COMPARING: Final = (
+    "nothing looks at elements of an array on a GPU: compare zc.to_host(x) or x.as_cupy(), and use `x is y` and len(x) "
+    "for the arrays themselves"
+)
 _CAN_REFUSE: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 """Whether NumPy can be told to make no copy: since 2.1."""
 _STAND_IN: Final = np.zeros(1, np.uint8)
@@ -212,6 +216,14 @@ class DeviceArray:
     def __iter__(self) -> NoReturn:
         raise TypeError("arrays on a GPU have no iterator; take parts by indexes, or use zc.to_host(x)")
 
+    def __eq__(self, other: object) -> NoReturn:
+        raise TypeError(_NO_COMPARING)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(_NO_COMPARING)
+
+    __hash__ = object.__hash__
+
     def reshape(self, *shape: Any) -> DeviceArray:
         """The same elements with other axes.
 
@@ -288,6 +300,7 @@ class DeviceArray:
         Raises:
             ValueError: the array is read-only, or shape or dtype differ.
             TypeError: `source` is no array.
+            ObjectLost: the elements of `source` are never computed; see `copy_to_host`.
             DeviceError: the driver refuses.
         """
         self._writable()
@@ -310,6 +323,7 @@ class DeviceArray:
 
         Raises:
             OutOfMemory: the GPU has no room.
+            ObjectLost: the elements are never computed; see `copy_to_host`.
             DeviceError: the driver refuses.
         """
         made = empty_array(self._holder.gpu, self.shape, self.dtype)
@@ -377,7 +391,8 @@ class DeviceArray:
             target: an array of the same shape and dtype, writable.
 
         Raises:
-            ObjectLost: the process that computes the elements has ended before that was done.
+            ObjectLost: the process that computes the elements, or those that they are computed from, has ended before
+                that was done.
             DeviceError: the driver refuses.
         """
         gpu, work, stream = self._now()
