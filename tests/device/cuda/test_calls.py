@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from zcactor.device.array import empty_array
 from zcactor.device.cuda import CudaGpuDriver, calls
-from zcactor.device.cuda.calls import CudaCalls, bindings
+from zcactor.device.cuda.calls import CudaCalls, bindings, free_by_nvml
 from zcactor.device.store import DeviceStore
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.testing import until
@@ -88,3 +89,60 @@ async def test_contexts_are_made_where_arrays_are() -> None:
     del array
     await until(lambda: not seen.taken, "the memory has gone back")
     assert api.retained == [3]
+
+
+class NvmlStandIn:
+    """Stands for the module ``cuda.bindings.nvml``.
+
+    Args:
+        fails: the call that fails, and its error.
+    """
+
+    class NvmlError(Exception):
+        """NVML's."""
+
+    def __init__(self, fails: str = "", error: type[Exception] = RuntimeError) -> None:
+        self.fails = fails
+        self.error = error
+        self.uuids: list[str] = []
+
+    def _check(self, call: str) -> None:
+        if call == self.fails:
+            raise self.error("of NVML")
+
+    def init_v2(self) -> None:
+        self._check("init")
+
+    def device_get_handle_by_uuid(self, uuid: str) -> int:
+        self._check("handle")
+        self.uuids.append(uuid)
+        return len(self.uuids)
+
+    def device_get_memory_info_v2(self, handle: int) -> Any:
+        self._check("memory")
+        return SimpleNamespace(free=handle << 30)
+
+
+def test_free_memory_is_told_without_contexts() -> None:
+    api, nvml = StandIn("devices=8"), NvmlStandIn()
+    driver = CudaGpuDriver(api, nvml)
+    assert [driver.free(index) for index in range(8)] == [each << 30 for each in range(1, 9)]
+    assert nvml.uuids == [each.uuid for each in driver.devices()] and not api.retained
+    driver.stream(3)
+    assert driver.free(3) == api.gpus.free(3), "where there is a context, CUDA is asked"
+    with pytest.raises(DeviceUnavailable):
+        driver.free(8)
+
+
+@pytest.mark.parametrize("call", ["init", "handle", "memory"])
+@pytest.mark.parametrize("error", [RuntimeError, NvmlStandIn.NvmlError])
+def test_free_memory_where_nvml_does_not_answer(call: str, error: type[Exception]) -> None:
+    api = StandIn("devices=2")
+    driver = CudaGpuDriver(api, NvmlStandIn(call, error))
+    assert driver.free(1) == api.gpus.free(1)
+    assert api.retained == [1]
+
+
+def test_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvml", None)
+    assert free_by_nvml(None, "GPU-1") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 from zcactor.device.driver import LEGACY_STREAM, CudaCode, GpuFacts, Refused
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 
-__all__ = ["CudaCalls", "bindings"]
+__all__ = ["CudaCalls", "bindings", "free_by_nvml"]
 
 _NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
@@ -239,6 +240,29 @@ def bindings() -> Any:
             "(ZCACTOR_GPU=fake) for fake GPUs"
         ) from error
     return driver
+
+
+def free_by_nvml(nvml: Any, uuid: str) -> int | None:
+    """Bytes of a GPU's memory that are not allocated, asked without a context on the GPU: a context takes 300 MiB and
+    more of that memory.
+
+    Args:
+        nvml: the module ``cuda.bindings.nvml``, or what stands in its place in a test; None to import that module.
+        uuid: of the GPU, or of a slice of one.
+
+    Returns:
+        The bytes; None where NVML is missing or does not answer for this GPU.
+    """
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("cuda.bindings.nvml")
+        except ImportError:  # releases before 13 have no such module
+            return None
+    try:
+        nvml.init_v2()  # counted; the first one of a process loads the library
+        return int(nvml.device_get_memory_info_v2(nvml.device_get_handle_by_uuid(uuid)).free)
+    except (RuntimeError, nvml.NvmlError):  # no library, or a GPU whose memory is the host's
+        return None
 
 
 def _initialise(api: Any) -> None:

@@ -12,7 +12,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from zcactor.device.cuda.calls import CudaCalls, bindings
+from zcactor.device.cuda.calls import CudaCalls, bindings, free_by_nvml
 from zcactor.device.cuda.events import CudaEvents
 from zcactor.device.cuda.flags import CudaFlags
 from zcactor.device.driver import (
@@ -72,6 +72,7 @@ class CudaGpuDriver:
 
     Args:
         api: the module ``cuda.bindings.driver``, or what stands in its place in a test.
+        nvml: the same for ``cuda.bindings.nvml``.
 
     Raises:
         DeviceUnavailable: there is no such module, no driver, no GPU, or a GPU without virtual memory. The message
@@ -80,7 +81,8 @@ class CudaGpuDriver:
 
     kind: Literal["cuda", "fake"] = "cuda"
 
-    def __init__(self, api: Any = None) -> None:
+    def __init__(self, api: Any = None, nvml: Any = None) -> None:
+        self._nvml: Final = nvml
         cuda = CudaCalls(bindings() if api is None else api)
         self._cuda: Final = cuda
         self._api: Final = cuda.api
@@ -138,6 +140,10 @@ class CudaGpuDriver:
         return bool(self._cuda.ask("can_access", device, "cuDeviceCanAccessPeer", here, there))
 
     def free(self, device: int) -> int:
+        with self._cuda.named("free", device):
+            free = None if device in self._cuda.contexts else free_by_nvml(self._nvml, self._facts[device].uuid)
+        if free is not None:
+            return free
         with self._cuda.current("free", device):
             return int(self._cuda.ask("free", device, "cuMemGetInfo")[0])
 
