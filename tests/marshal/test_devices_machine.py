@@ -153,7 +153,7 @@ class Machine(RuleBasedStateMachine):
     def copy(self, held: Held, gpu: str, stream: bool) -> Any:
         if held.array is None:
             return held
-        made = zc.empty(held.expected.shape, "u1", device=gpu)
+        made: Any = zc.empty(held.expected.shape, "u1", device=gpu)
         try:
             if stream:
                 with zc.gpu_stream(gpu):
