@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tools.gpu_row import Check
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "KEPT", "checked", "library", "settled_memory"]
 
 MIB: Final = 1 << 20
 OUTSIDE: Final = "argument outside the device store"
@@ -34,6 +34,8 @@ THROUGH_HOST: Final = "through host memory"
 PASSES: Final = 10_000
 FOREIGN: Final = 4096 * MIB
 """Bytes of an array outside the store."""
+KEPT: Final = 2 * FOREIGN
+"""Bytes that are kept ready on the GPU."""
 PATIENCE: Final = 15.0
 """Seconds in which leases go back, and processes end."""
 
@@ -78,11 +80,13 @@ class Worker:
         return 1
 
 
-def _run(main: Callable[[str], Coroutine[Any, Any, tuple[str, dict[str, Any]]]]) -> Check:
+def checked(main: Callable[[str], Coroutine[Any, Any, tuple[str, dict[str, Any]]]], keep_nbytes: int = KEPT) -> Check:
+    """A check that runs in a runtime, which keeps so much of the GPU's memory."""
+
     def check(kind: str) -> tuple[str, dict[str, Any]]:
         async def inside() -> tuple[str, dict[str, Any]]:
             config = zc.Config(
-                gpu="fake" if kind == "fake" else "cuda", store_capacity=1 << 30, device_keep_nbytes=2 * FOREIGN
+                gpu="fake" if kind == "fake" else "cuda", store_capacity=1 << 30, device_keep_nbytes=keep_nbytes
             )
             async with zc.init(config=config):
                 return await main(kind)
@@ -93,7 +97,7 @@ def _run(main: Callable[[str], Coroutine[Any, Any, tuple[str, dict[str, Any]]]])
     return check
 
 
-def _library(name: str, kind: str) -> Any:
+def library(name: str, kind: str) -> Any:
     """Import a library that computes on the GPU.
 
     Raises:
@@ -119,6 +123,11 @@ async def _settled() -> None:
     await _until(lambda: not zc.stats().device_leases, "leases are left")
 
 
+async def settled_memory() -> None:
+    """Wait until this process has no object on a GPU."""
+    await _until(lambda: not zc.stats().device_used, "memory is left")
+
+
 def _ramp(kind: str) -> Any:
     """An array of the program with known values: CuPy's where it can compute, else one of zcactor."""
     return zc.to_device(np.arange(6000, dtype="i4").reshape(60, 100))
@@ -126,27 +135,27 @@ def _ramp(kind: str) -> Any:
 
 async def cupy_chain(kind: str) -> tuple[str, dict[str, Any]]:
     """Arrays of CuPy through two actors that compute, without a copy."""
-    return await _chain(_library("cupy", kind), "cupy", lambda cupy: cupy.arange(1 << 20, dtype="i8"))
+    return await _chain(library("cupy", kind), "cupy", lambda cupy: cupy.arange(1 << 20, dtype="i8"))
 
 
 async def torch_chain(kind: str) -> tuple[str, dict[str, Any]]:
     """Tensors through two actors that compute."""
-    torch = _library("torch", kind)
+    torch = library("torch", kind)
     return await _chain(torch, "torch", lambda torch: torch.arange(1 << 20, device="cuda", dtype=torch.int64))
 
 
 async def jax_chain(kind: str) -> tuple[str, dict[str, Any]]:
     """Arrays of JAX through two actors that compute."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else the first process takes most of the GPU
-    _library("jax", kind)
+    library("jax", kind)
     jnp = importlib.import_module("jax.numpy")
     return await _chain(jnp, "jaxlib", lambda jnp: jnp.arange(1 << 20, dtype="i4"))
 
 
-async def _chain(library: Any, name: str, make: Callable[[Any], Any]) -> tuple[str, dict[str, Any]]:
+async def _chain(module: Any, name: str, make: Callable[[Any], Any]) -> tuple[str, dict[str, Any]]:
     one: Any = await Worker.spawn()
     two: Any = await Worker.spawn()
-    array = make(library)
+    array = make(module)
     require(await one.kind(array) == name, f"the actor got no array of {name}")
     result = await two.doubled(one.doubled(array))
     require(type(result).__module__.split(".")[0] == name, f"the result is a {type(result)}")
@@ -157,7 +166,7 @@ async def _chain(library: Any, name: str, make: Callable[[Any], Any]) -> tuple[s
 
 async def foreign(kind: str) -> tuple[str, dict[str, Any]]:
     """An array outside the store is copied once, on the GPU; the time of that beside a copy by its library."""
-    cupy = _library("cupy", kind)
+    cupy = library("cupy", kind)
     worker: Any = await Worker.spawn()
     array, target = cupy.ones(FOREIGN, "u1"), cupy.empty(FOREIGN, "u1")
     await worker.nothing(array)
@@ -208,7 +217,7 @@ async def views(kind: str) -> tuple[str, dict[str, Any]]:
     require(not zc.stats().bytes_copied - values.nbytes, "something was copied")
     if kind == "fake":
         return "all arrive", {}
-    cupy = _library("cupy", kind)
+    cupy = library("cupy", kind)
     with zc.gpu_allocator("cupy"):
         other = cupy.asfortranarray(cupy.arange(6000, dtype="i4").reshape(60, 100))
     for name, one in {"F order": other, "broadcast": cupy.broadcast_to(other[:1], (4, 100)), "T": other.T}.items():
@@ -263,6 +272,7 @@ async def hidden_gpu(kind: str) -> tuple[str, dict[str, Any]]:
 async def _dies(kind: str, how: str) -> tuple[str, dict[str, Any]]:
     owner: Any = await Worker.spawn()
     array = await owner.made(4 * MIB, 5)
+    zc.to_host(array[:1])  # it is computed
     pid = await owner.pid()
     if how == "killed":
         os.kill(pid, signal.SIGKILL)
@@ -324,7 +334,7 @@ async def kill_both(kind: str) -> tuple[str, dict[str, Any]]:
 async def unfinished_owner(kind: str) -> tuple[str, dict[str, Any]]:
     """A producer is killed before its work is done: a program that waits for the array on the host is told, and work
     of CuPy that is queued behind it ends."""
-    cupy = _library("cupy", kind)
+    cupy = library("cupy", kind)
     owner: Any = await Late.spawn()
     cupy.zeros(1000, "u1").sum()  # compiles it
     await owner.late(1)
@@ -424,7 +434,7 @@ async def _behind_work(worker: Any) -> float:
 
 async def allocator_cupy(kind: str) -> tuple[str, dict[str, Any]]:
     """Arrays that CuPy allocates inside `gpu_allocator` lie in the store, and are passed without a copy."""
-    cupy = _library("cupy", kind)
+    cupy = library("cupy", kind)
     worker: Any = await Worker.spawn()
     with zc.gpu_allocator("cupy"):
         array = cupy.arange(1000) * 3
@@ -436,10 +446,9 @@ async def allocator_cupy(kind: str) -> tuple[str, dict[str, Any]]:
 
 async def allocator_torch(kind: str) -> tuple[str, dict[str, Any]]:
     """The same for PyTorch."""
-    torch = _library("torch", kind)
+    torch = library("torch", kind)
     worker: Any = await Worker.spawn()
-    library: Any = "torch"
-    with zc.gpu_allocator(library):
+    with zc.gpu_allocator("torch"):
         tensor = torch.arange(1000, device="cuda") * 3
     require(zc.in_store(tensor), "it lies outside of the store")
     require((await worker.values(tensor) == np.arange(1000) * 3).all(), "the values are wrong")
@@ -470,7 +479,7 @@ def memcheck(kind: str) -> tuple[str, dict[str, Any]]:
 
 CHECKS: Final[dict[str, Check]] = {
     **{
-        each.__name__: _run(each)
+        each.__name__: checked(each)
         for each in (
             cupy_chain, torch_chain, jax_chain, foreign, move, views, small_types, hidden_gpu, owner_exits, kill_owner,
             kill_reader, kill_both, unfinished_owner, passes, allocator_cupy, allocator_torch,

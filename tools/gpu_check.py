@@ -23,10 +23,10 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
-from tools import gpu_array_rows, gpu_driver_rows  # noqa: E402 # they are found by the line above
+from tools import gpu_array_rows, gpu_driver_rows, gpu_probe_rows  # noqa: E402 # they are found by the line above
 from tools.gpu_row import Skip  # noqa: E402
 
-CHECKS: Final = {**gpu_driver_rows.CHECKS, **gpu_array_rows.CHECKS}
+CHECKS: Final = {**gpu_driver_rows.CHECKS, **gpu_array_rows.CHECKS, **gpu_probe_rows.CHECKS}
 LIMIT: Final = 20.0
 """Seconds that a check may take."""
 MARK: Final = "GPU_CHECK_ROW "
