@@ -33,7 +33,7 @@ _ROOMS: Final = {
     "transport.loopback": "loopback:endpoint loopback_connection:connection",
     "transport.verbs.driver": "adapter base checks codes fake fake_nic fake_queues faults ibverbs_adapter"
     " ledger:device_resources load:bindings presence pyverbs_adapter sysfs",
-    "transport.verbs.device": "bounce calibration engine events extents:registration_cache itself:self_loopback"
+    "transport.verbs.device": "bounce engine events extents:registration_cache itself:self_loopback"
     " seals:versions sizing slots viability",
     "transport.verbs.peer": "bootstrap bulk connection inbox joining:connect link meeting:negotiation pair:queue_pairs"
     " proof pull pulling reaching records sending tagging takedown",

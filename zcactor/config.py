@@ -149,8 +149,8 @@ class Config:
         idle_timeout: seconds after which an unused connection is closed, because it takes descriptors at both ends; the
             next call opens it again. The connection to the agent of the own node stays open. 0 keeps all connections.
         verbs_idle_timeout: like `idle_timeout`, for connections by RDMA: cards slow down with thousands of connections.
-        verbs_eager_limit: like `eager_limit`, towards peers that are reached by RDMA, in bytes. None measures at start
-            the size from which a READ is faster than a copy through a frame.
+        verbs_eager_limit: like `eager_limit`, towards peers that are reached by RDMA, in bytes. At most 32,768, as each
+            receive that is posted to a card has room for such a frame.
         gpu: the driver of GPUs: ``"cuda"`` for NVIDIA's, ``"auto"`` for these where they work and none elsewhere,
             ``"fake"`` for GPUs that are simulated in memory, so that programs for GPUs can be tested without one, or
             ``"off"``.
@@ -197,7 +197,7 @@ class Config:
     verbs_traffic_class: int = 0
     verbs_service_level: int = 0
     verbs_pkey_index: int = 0
-    verbs_eager_limit: int | None = None
+    verbs_eager_limit: int = 32768
     verbs_idle_timeout: float = 300.0
     idle_timeout: float = 300.0
     head_timeout: float = 10.0
@@ -347,7 +347,7 @@ MAXIMUM: Mapping[str, int] = {
     "verbs_traffic_class": 255,  # 8 bits of a packet
     "verbs_service_level": 15,  # 4 bits of a packet
     "verbs_pkey_index": 0xFFFF,  # 16 bits of the kernel's interface
-    "verbs_eager_limit": 1 << 20,
+    "verbs_eager_limit": 32768,
 }
 """The largest value of some numeric fields, in the unit of the field. Peers refuse larger ones."""
 

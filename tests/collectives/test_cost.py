@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zcactor.collectives.cost import fastest, plan_of
+from zcactor.collectives.cost import Line, fastest, plan_of
 from zcactor.collectives.rails import Rails
-from zcactor.transport.cost import Line
 
 MAPPED = Line(1e-5, float("inf"))
 CABLE = Line(5e-5, 1e9)

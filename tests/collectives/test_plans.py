@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zcactor.collectives.cost import MOST_IN_TURN_NBYTES
+from zcactor.collectives.cost import MOST_IN_TURN_NBYTES, Line
 from zcactor.collectives.direct import Direct
 from zcactor.collectives.in_turn import InTurn
 from zcactor.collectives.passes import Halving, Ring
 from zcactor.collectives.plans import pieces_by, result_by
 from zcactor.collectives.rails import Rails
 from zcactor.collectives.reductions import Eager, Private, Shared
-from zcactor.transport.cost import Line
 
 SMALL, LARGE = np.zeros(100), np.zeros(1 << 20)
 

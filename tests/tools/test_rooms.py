@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
         ("see `zcactor.transport.tcp.TIMEOUT`.", "see `zcactor.transport.tcp.endpoint.TIMEOUT`."),
         ("import zcactor.transport.verbs.load", "import zcactor.transport.verbs.driver.bindings"),
         (
-            "`zcactor/transport/cost.py`, `transport/auth.py`",
-            "`zcactor/transport/cost.py`, `transport/stream/handshake.py`",
+            "`zcactor/transport/base.py`, `transport/auth.py`",
+            "`zcactor/transport/base.py`, `transport/stream/handshake.py`",
         ),
         (
             "from zcactor.transport import greeting\n\ngreeting.introduce(a)\nself.greeting.end()\n",

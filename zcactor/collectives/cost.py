@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zcactor.collectives.rails import Rails
-    from zcactor.transport.cost import Line
 
-__all__ = ["BULK_NBYTES_PER_S", "MOST_IN_TURN_NBYTES", "GroupPlan", "fastest", "plan_of"]
+__all__ = ["BULK_NBYTES_PER_S", "MOST_IN_TURN_NBYTES", "GroupPlan", "Line", "fastest", "plan_of"]
 
 BULK_NBYTES_PER_S: Final[Mapping[str, float]] = {"tcp": 1e9, "verbs": 10e9}
 """Bytes per second of bulk by kind of connection: a cable of 10 Gbit/s, and one of 100 Gbit/s."""
@@ -29,6 +28,28 @@ _SUM_NBYTES_PER_S: Final = 8e9
 """Bytes per second that one core reads and adds."""
 _FRAMES_A_STEP: Final = 3
 """Frames of one way that a step between hosts takes before its first byte: bytes are named, asked for, and sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The cost of moving bytes: a constant and a time per byte.
+
+    Raises:
+        ValueError: the constant is negative or not finite, or the rate is not positive.
+    """
+
+    latency_s: float
+    """Seconds for 0 bytes."""
+    bytes_per_s: float
+    """Rate; infinite where more bytes take no longer."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency_s < math.inf or not self.bytes_per_s > 0:
+            raise ValueError(f"no line of costs: {self.latency_s} s and {self.bytes_per_s} bytes/s")
+
+    def cost(self, nbytes: float) -> float:
+        """Return the seconds that `nbytes` take."""
+        return self.latency_s + nbytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from zcactor import ids
 from zcactor.apart import text_of
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
+from zcactor.collectives.cost import Line
 from zcactor.collectives.rails import Rails
 from zcactor.errors import ActorDied, ConnectionLost, RemoteError, ZcactorError, original_of
 from zcactor.peers.seating import seat_of
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
-from zcactor.transport.cost import Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

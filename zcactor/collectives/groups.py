@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor.apart import bare
-from zcactor.collectives.cost import BULK_NBYTES_PER_S
+from zcactor.collectives.cost import BULK_NBYTES_PER_S, Line
 from zcactor.collectives.founding import NAME_NBYTES
 from zcactor.collectives.member import Member
 from zcactor.collectives.operations import Publication
@@ -24,7 +24,6 @@ from zcactor.peers.seating import Misplaced, Seat
 from zcactor.process.loops import fine_time
 from zcactor.process.spinning import Spinner
 from zcactor.process.tasks import all_of
-from zcactor.transport.cost import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from zcactor.apart import bare, text_of, type_name
+from zcactor.collectives.cost import Line
 from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication, for_all_ranks
 from zcactor.collectives.rails import Rails
 from zcactor.collectives.sources import own_source
@@ -24,7 +25,6 @@ from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Block
-from zcactor.transport.cost import Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

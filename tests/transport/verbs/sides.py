@@ -84,7 +84,7 @@ def verbs_side(
 def fake_sides(
     fabric: FakeFabric | None = None, *, sealing: bool = False, **settings: Any
 ) -> Iterator[tuple[Side, Side]]:
-    """Two hosts with an adapter each. With ``verbs_eager_limit=None`` their engines measure it."""
+    """Two hosts with an adapter each."""
     settings.setdefault("verbs_eager_limit", EAGER_LIMIT)
     fabric = fabric or FakeFabric()
     for name in ("fake0", "fake1"):

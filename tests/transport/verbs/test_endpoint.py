@@ -244,7 +244,7 @@ async def test_long_reason(sides: tuple[Side, Side]) -> None:
 async def test_marks_of_packets(fabric: FakeFabric) -> None:
     for name in ("fake0", "fake1"):
         fabric.add_nic(name).partitions = (0xFFFF, 0x8123)
-    with fake_sides(fabric, marks=(104, 3, 1), verbs_eager_limit=None) as sides:
+    with fake_sides(fabric, marks=(104, 3, 1)) as sides:
         async with joined(sides) as pair:
             assert pair.left.kind == "verbs"
             await works(pair)

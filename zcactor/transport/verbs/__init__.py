@@ -7,8 +7,7 @@
   `pulling` reads arrays in pieces, and `bulk` connects the queue pair for READs anew after a failure.
 - `device`: the device, which all connections of a process share. `engine` polls for completions, `registration_cache`
   registers the arena, `slots` and `bounce` are registered memory, and `versions` has the seals by which a reader checks
-  that bytes are still those of the object. `viability` proves by one READ that a device works, and `calibration`
-  measures the size from which on an array is read rather than sent.
+  that bytes are still those of the object. `viability` proves by one READ that a device works.
 - `driver`: verbs behind a small interface. `base` is its contract, `pyverbs_adapter` and `ibverbs_adapter` are the two
   Python bindings of libibverbs, and `bindings` chooses one of them. `fake` is a fabric in plain Python for tests
   without hardware, and `faults` are the failures that tests can plan in it.

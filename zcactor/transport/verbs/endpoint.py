@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from zcactor.config import NOT_BY_TLS
+from zcactor.config import MAXIMUM, NOT_BY_TLS
 from zcactor.errors import ConnectionLost
 from zcactor.logs import logger
 from zcactor.transport.stream.record_layer import Integrity
@@ -48,7 +48,7 @@ class VerbsEndpoint(TcpEndpoint):
         binding: returns the binding of libibverbs, or the reason why there is no binding; called by `start`.
         lookup: as for `VerbsConnection`.
         device, device_port, gid_index: the device to use; with None all ports that work are offered to peers.
-        verbs_eager_limit: bytes of the largest payload in a frame by RDMA; with None it is measured with the device.
+        verbs_eager_limit: bytes of the largest payload in a frame by RDMA.
         marks: traffic class, service level and index of the partition's key of all packets by RDMA.
         falls_back: whether TCP is used for a peer with which RDMA does not work. Otherwise the peer is refused.
         sealing: as for `TcpEndpoint`. Messages on the socket, with rkeys among them, are encrypted then, and so are the
@@ -74,7 +74,7 @@ class VerbsEndpoint(TcpEndpoint):
         device: str | None = None,
         device_port: int | None = None,
         gid_index: int | None = None,
-        verbs_eager_limit: int | None = None,
+        verbs_eager_limit: int = MAXIMUM["verbs_eager_limit"],
         marks: tuple[int, int, int] = (0, 0, 0),
         falls_back: bool = True,
         sealing: bool = False,
@@ -122,7 +122,7 @@ class VerbsEndpoint(TcpEndpoint):
                 device, port, gid_index = self._wanted
                 found = open_ports(
                     binding, self._arena, device=device, port=port, gid_index=gid_index, local_address=self._host,
-                    eager_limit=self._eager_limit, verbs_eager_limit=self._verbs_eager_limit, marks=self._marks,
+                    eager_limit=self._verbs_eager_limit, marks=self._marks,
                 )  # fmt: skip
                 if isinstance(found, str):
                     self.problem = found

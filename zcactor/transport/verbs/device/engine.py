@@ -114,9 +114,7 @@ class Engine:
         self.thread = threading.get_ident()
         self.slot_nbytes = (slot_nbytes + SLOT_UNIT - 1) & -SLOT_UNIT
         self.eager_limit = 0
-        """Bytes of the largest payload in a frame by RDMA; see `zcactor.transport.cost`."""
-        self.eager_reason = ""
-        """The reason for that limit, as text."""
+        """Bytes of the largest payload in a frame by RDMA."""
         self.connections = 0
         self.events = 0
         """Number of wake-ups by the completion channel."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from zcactor.config import MAXIMUM
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.stream.framing import max_frame_for
 from zcactor.transport.stream.record_layer import RECORD_NBYTES
@@ -19,7 +20,7 @@ __all__ = [
     "PROOF_NBYTES", "SEND_DEPTH", "SEND_REQUESTS", "peers_of", "pinned_nbytes", "slot_nbytes_for",
 ]  # fmt: skip
 
-MAX_VERBS_EAGER_LIMIT: Final = 32768
+MAX_VERBS_EAGER_LIMIT: Final = MAXIMUM["verbs_eager_limit"]
 """Bytes. Slots have room for such a payload and the rest of a frame, and each peer takes 68 slots."""
 DEPTH: Final = 34
 """Messages that a peer may send before it gets credits, with the two that take no credit. One turn of the loop makes

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zcactor.errors import ProtocolError
 from zcactor.logs import logger
 from zcactor.transport.stream.record_layer import SealedSocket
-from zcactor.transport.verbs.device.calibration import calibrate
 from zcactor.transport.verbs.device.engine import Engine
-from zcactor.transport.verbs.device.sizing import MAX_VERBS_EAGER_LIMIT, slot_nbytes_for
+from zcactor.transport.verbs.device.sizing import slot_nbytes_for
 from zcactor.transport.verbs.device.viability import NotViable, Viable, prove, viable_ports
 from zcactor.transport.verbs.driver.base import Marking, VerbsError
 from zcactor.transport.verbs.peer import negotiation
@@ -44,7 +43,7 @@ FURTHER_SECONDS: Final = 0.5
 
 def open_ports(
     binding: Binding, arena: PinnableArena, *, device: str | None, port: int | None, gid_index: int | None,
-    local_address: str, eager_limit: int, verbs_eager_limit: int | None, marks: tuple[int, int, int] = (0, 0, 0),
+    local_address: str, eager_limit: int, marks: tuple[int, int, int] = (0, 0, 0),
 ) -> OwnPorts | str:  # fmt: skip
     """Find the ports that may be used, and make an engine on the first one that works, or return the reason against it.
     Call it on the loop's thread.
@@ -53,8 +52,7 @@ def open_ports(
         binding: a binding that lists at least one device.
         arena: the arena of this process.
         device, port, gid_index, local_address: as for `viability`.
-        eager_limit: bytes of the largest payload in a frame, where the device cannot be measured.
-        verbs_eager_limit: bytes of the largest payload in a frame by RDMA; with None it is measured.
+        eager_limit: bytes of the largest payload in a frame by RDMA.
         marks: the fields of the `Marking` of all packets.
     """
     found = viable_ports(
@@ -63,24 +61,14 @@ def open_ports(
     )  # fmt: skip
     if isinstance(found, NotViable):
         return str(found)
-    first = _open(
-        binding, arena, found[0], lambda device: _choose_limit(device, found[0], eager_limit, verbs_eager_limit)
-    )
+    first = _open(binding, arena, found[0], eager_limit, proven=True)
     if isinstance(first, str):
         return first
-    limit = first.eager_limit, first.eager_reason  # cards of one host are mostly alike
-
-    def further(port: Viable) -> Engine | str:
-        return _open(binding, arena, port, lambda device: _proven(device, port, limit))
-
-    return OwnPorts(first, found, further)
+    return OwnPorts(first, found, lambda port: _open(binding, arena, port, eager_limit, proven=False))
 
 
-def _open(
-    binding: Binding, arena: PinnableArena, found: Viable, limit_of: Callable[[Device], tuple[int, str]]
-) -> Engine | str:
-    """Make an engine on one port, with the eager limit and its reason that `limit_of` returns, or return the reason
-    against it."""
+def _open(binding: Binding, arena: PinnableArena, found: Viable, eager_limit: int, *, proven: bool) -> Engine | str:
+    """Make an engine on one port, which is proven to work before where it was not, or return the reason against it."""
     try:
         opened = binding.open(found.device)
     except OSError as error:
@@ -88,17 +76,18 @@ def _open(
     with contextlib.ExitStack() as undo:
         undo.callback(_close, opened)
         try:
-            limit, reason = limit_of(opened)
-            engine = Engine(opened, found, arena, slot_nbytes_for(limit), asyncio.get_running_loop())
+            if not proven:
+                _prove_port(opened, found)
+            engine = Engine(opened, found, arena, slot_nbytes_for(eager_limit), asyncio.get_running_loop())
         except (OSError, VerbsError) as error:
             return f"{found.device} cannot be used: {error}"
         undo.pop_all()
-    engine.eager_limit, engine.eager_reason = limit, reason
+    engine.eager_limit = eager_limit
     return engine
 
 
-def _proven(device: Device, found: Viable, limit: tuple[int, str]) -> tuple[int, str]:
-    """Prove a port, and return `limit`.
+def _prove_port(device: Device, found: Viable) -> None:
+    """Prove a port.
 
     Raises:
         OSError: the port does not work.
@@ -107,7 +96,6 @@ def _proven(device: Device, found: Viable, limit: tuple[int, str]) -> tuple[int,
     wrong = prove(device, found.port, found.gid, marking=found.marking, seconds=FURTHER_SECONDS)
     if wrong is not None:
         raise OSError(wrong)
-    return limit
 
 
 def _close(device: Device) -> None:
@@ -115,18 +103,6 @@ def _close(device: Device) -> None:
         device.close()
     except OSError as error:  # as in `Engine.close`
         logger.debug("closing %s: %s", device.name, error)
-
-
-def _choose_limit(device: Device, found: Viable, eager_limit: int, wanted: int | None) -> tuple[int, str]:
-    """Choose the eager limit by RDMA. Returns it with the reason."""
-    if wanted is not None:
-        limit = min(wanted, MAX_VERBS_EAGER_LIMIT)
-        return limit, f"arrays of at least {limit} bytes by reference: verbs_eager_limit says so"
-    try:
-        model = calibrate(device, found.port, found.gid, high=MAX_VERBS_EAGER_LIMIT, marking=found.marking)
-    except OSError as error:
-        return eager_limit, f"arrays of at least {eager_limit} bytes by reference: nothing could be measured ({error})"
-    return model.eager_limit, model.reason
 
 
 async def join(

@@ -387,10 +387,9 @@ class VerbsConnection(BaseConnection):
         return 0 if quiet else super().turns_behind()
 
     def describe(self) -> str:
-        """Describe both ends of the path, the eager limit and its reason, and the problems of pulls so far."""
+        """Describe both ends of the path, and the problems of pulls so far."""
         engine = self._engine
-        known = [self.pairs.describe(), engine.eager_reason]
-        known += [engine.extents.refused, self._reach.by_socket, engine.seals.shortage]
+        known = [self.pairs.describe(), engine.extents.refused, self._reach.by_socket, engine.seals.shortage]
         return "; ".join(one for one in known if one)
 
     @property
