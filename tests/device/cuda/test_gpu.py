@@ -16,7 +16,7 @@ from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.driver import CudaCode
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.testing.conformance.device import GpuDriverSuite
-from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, write
+from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, until_done, write
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import StandIn, opened_cuda
@@ -179,6 +179,7 @@ def test_events_of_a_process_that_has_ended() -> None:
         with pytest.raises(DeviceError, match="there is no event -1"):
             driver.record(0, opened, 0)
         assert not driver.event_is_lost(0, opened)
+        until_done(driver, 0, opened)  # the number is written behind the work
         peer.kill()
     assert not driver.event_is_lost(0, opened) and driver.done(0, opened), "its work was done before"
     driver.end_event(0, opened)
