@@ -136,7 +136,8 @@ class DeviceReach:
         """Get a lease of our own from the owner, a third process, then release the sender's pin."""
         try:
             owner = await self._connections.connect(region.owner)
-            if not await self._requests.ask(owner, "lease", region.id):
+            owner, leased = await self.pieces.asked(owner, "lease", region.id)
+            if not leased:
                 raise ObjectLost(f"object {region.id:x} is no longer held by its owner")
             lease = _lease(owner, region)
             return await self._reach(owner, lease)
