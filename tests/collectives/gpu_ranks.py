@@ -27,6 +27,7 @@ class GpuRank:
 
     def __init__(self, nccl: bool = True, fails: str = "") -> None:
         self.kept: Any = None
+        self.copied: Any = None
         self.called = asyncio.Event()
         if nccl:
             self.use(fails)
@@ -157,7 +158,7 @@ class GpuRank:
 
     def drop(self) -> None:
         """Forget what is kept."""
-        self.kept = None
+        self.kept = self.copied = None
 
     async def raises(self, group: zc.Group, operation: str, x: Any, **kwargs: Any) -> tuple[str, str]:
         """Call a collective that fails. Returns the type and the text of its error."""
@@ -220,6 +221,7 @@ class GpuRank:
             current().store.devices().driver.hold(0, stream.ptr, self.gate.is_set)
             x.fill(3)
             self.kept = await group.allreduce(x)
+            self.copied = self.kept.copy()
 
     async def forget(self, other: Any) -> None:
         """Forget this rank's groups, as where their founder tells it that nobody holds them. Returns when another rank
@@ -254,7 +256,10 @@ class GpuRank:
     async def lost(self) -> list[str]:
         """Read the array that is kept, and pass it on. Returns the types of the errors."""
         found = []
-        for read in (lambda: zc.to_host(self.kept), lambda: self.kept.copy(), lambda: zc.put(self.kept)):
+        for read in (
+            lambda: zc.to_host(self.kept), lambda: zc.to_host(self.copied), lambda: self.kept.copy(),
+            lambda: zc.put(self.kept),
+        ):  # fmt: skip
             try:
                 read()
             except zc.ObjectLost as error:

@@ -164,7 +164,7 @@ async def test_a_result_that_was_not_computed_is_lost() -> None:
         os.kill(await actors[1].pid(), signal.SIGKILL)
         assert (await actors[0].broken(group))[0] == 1
         assert await actors[0].ends() == ["aborted"]
-        assert await actors[0].lost() == ["ObjectLost"] * 3
+        assert await actors[0].lost() == ["ObjectLost"] * 4
         await actors[0].drop()
         async with asyncio.timeout(30):
             while (await actors[0].stats()).device_used:  # the memory is given back all the same
@@ -221,7 +221,7 @@ async def test_a_link_that_is_lost_while_the_gpus_exchange_breaks_the_group() ->
             assert "an exchange on the GPUs failed there: RuntimeError: NCCL_ERROR_REMOTE_ERROR: a link is lost" in text
             await actor.let_go()
             assert await actor.ends() == ["aborted"]
-            assert await actor.lost() == ["ObjectLost"] * 3
+            assert await actor.lost() == ["ObjectLost"] * 4
             await actor.drop()
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.device.helpers import held, opened
+from zcactor.device import events
+from zcactor.device.driver import CudaCode
 from zcactor.device.events import Moment
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.imports import OpenEvent
 from zcactor.device.memory import GpuMemory
 from zcactor.device.store import DeviceStore
+from zcactor.errors import DeviceError
 from zcactor.testing import until
 from zcactor.testing.device_peer import mapped
 
@@ -92,3 +96,37 @@ async def test_lost_with_the_context() -> None:
         await until(lambda: peer.event_is_lost(0, there), "a broken context does no work")
         assert not peer.done(0, there)
     peer.close()
+
+
+async def test_an_error_that_is_not_fatal_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PATIENCE", 0)
+    with opened() as store:
+        gpu = store.gpus[0]
+        refused = list[bool]()
+
+        def refuses(self: FakeGpuDriver, device: int, event: int) -> bool:
+            refused.append(True)
+            raise DeviceError("done", CudaCode.NOT_SUPPORTED, device)
+
+        with held(gpu.driver):
+            after = store.relay.promise(gpu, [gpu.events.record(0)])
+            with monkeypatch.context() as patch:
+                patch.setattr(FakeGpuDriver, "done", refuses)
+                await until(lambda: len(refused) > 3, "it asks again")
+            assert not after.is_lost()
+        await until(after.done, "its work is done")
+
+
+async def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened() as store:
+        gpu = store.gpus[0]
+        work = promised(gpu)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start"):
+            patch.setattr(threading.Thread, "start", refuses)
+            store.relay.promise(gpu, [work])
+        after = store.relay.promise(gpu, [work])
+        tell(work, True)
+        await until(after.done, "the next promise is kept")

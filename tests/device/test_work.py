@@ -8,7 +8,7 @@ from tests.device.helpers import NEVER, held, opened, settle
 from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.imports import OpenEvent
-from zcactor.device.work import LibraryLoan, Work, lend, lent_others
+from zcactor.device.work import Work, lend, lent_others
 from zcactor.errors import ObjectLost
 from zcactor.testing.device_peer import finish, mapped, read, write
 
@@ -102,36 +102,48 @@ def test_a_write_takes_the_place_of_earlier_work() -> None:
     assert work.all() == [last]
 
 
-def test_bytes_that_are_lost_are_read_by_nobody_until_they_are_written_again() -> None:
-    driver, pool, address, stream = late("yes")
-    work = Work()
-    work.has_written(pool.record(0), whole=True)
-    work.lose("the exchange was ended")
-    for read_them in (lambda: work.before_reading(0, stream), work.writes, work.seal):
-        with pytest.raises(ObjectLost, match="^the exchange was ended$"):
-            read_them()
-    assert len(work.all()) == 1
-    work.before_writing(0, stream)
-    driver.fill(0, address, b"n", 4, stream)
-    work.has_written(pool.record(stream), whole=True)
-    work.before_reading(0, stream)
-    work.seal()
-
-
-@pytest.mark.parametrize("done", [True, False])
-def test_results_of_libraries_depend_on_what_they_have(done: bool) -> None:
+def test_bytes_that_are_lost_are_read_by_nobody_until_all_are_written_again() -> None:
     with opened() as store:
         gpu = store.gpus[0]
+        event = OpenEvent(gpu, gpu.driver.promise_event(0))
+        work = Work()
+        work.has_written(gpu.events.record(0), [event.moment()], whole=True)
+        assert [each.key for each in work.before_reading(0, 0)] == [event.moment().key]
+        gpu.driver.keep_promise(0, event.event, False)
+        work.has_written(gpu.events.record(0), whole=False)
+        for read_them in (lambda: work.before_reading(0, 0), work.writes, work.seal):
+            with pytest.raises(ObjectLost, match="compute the value again"):
+                read_them()
+        assert len(work.all()) == 1, "the memory waits for this process's work alone"
+        work.has_written(gpu.events.record(0), whole=True)
+        work.before_reading(0, 0)
+        work.seal()
+
+
+def test_work_of_others_is_noted_once() -> None:
+    with opened() as store:
+        gpu = store.gpus[0]
+        event = OpenEvent(gpu, gpu.driver.promise_event(0))
+        first, second = Work(), Work()
+        first.comes_after(event.moment())
+        for _ in range(20):
+            second.has_written(gpu.events.record(0), [*first.before_reading(0, 0), event.moment()], whole=False)
+            first.has_written(gpu.events.record(0), second.before_reading(0, 0), whole=False)
+            lend(first.before_writing(0, 0))
+        assert len(first.writes()) == len(second.writes()) <= 2
+        assert [each.key for each in lent_others(gpu.driver)] == [event.moment().key]
+        gpu.driver.keep_promise(0, event.event, True)
+        assert lent_others(gpu.driver) == []
+
+
+def test_results_of_libraries_depend_on_what_they_had() -> None:
+    with opened() as store, opened() as other:
+        gpu = store.gpus[0]
         events = [OpenEvent(gpu, gpu.driver.promise_event(0)) for _ in range(2)]
-        first, second = (event.moment() for event in events)
-        loans = [LibraryLoan(None) for _ in range(2)]
-        lend([first], loans[0])
-        lend([second], loans[1])
-        assert lent_others() == [first, second]
-        del loans[0]
-        assert lent_others() == [first, second], "what has read the bytes may not be done"
-        for event in events:
-            gpu.driver.keep_promise(0, event.event, done)
-        assert lent_others() == [second][done:]
-        loans.clear()
-        assert lent_others() == []
+        moments = [event.moment() for event in events]
+        lend(moments)
+        assert lent_others(gpu.driver) == moments and lent_others(other.driver) == []
+        gpu.driver.keep_promise(0, events[0].event, True)
+        gpu.driver.keep_promise(0, events[1].event, False)
+        for _ in range(2):
+            assert lent_others(gpu.driver) == moments[1:], "nobody knows which of the library's objects had the bytes"

@@ -16,8 +16,9 @@ from tests.actors_gpu import Box, Gpus
 from tests.descriptors import opened
 from tests.device.helpers import held
 from tests.marshal.wire import assert_same
+from zcactor.device.imports import OpenEvent
 from zcactor.errors import ProtocolError
-from zcactor.marshal.devices import unpack_device_array
+from zcactor.marshal.devices import _last, unpack_device_array
 from zcactor.marshal.unpacking import Unpacking
 from zcactor.marshal.values import encode
 from zcactor.objects.locations import LostPart
@@ -465,20 +466,55 @@ async def test_what_is_computed_from_an_array_that_comes_later_is_waited_for_by_
             assert (await actor.stats()).device_syncs == 0
 
 
-async def test_what_a_library_computes_from_an_array_that_its_owner_never_computes() -> None:
+@pytest.mark.parametrize("held", [True, False])
+async def test_what_a_library_computes_from_an_array_that_its_owner_never_computes(held: bool) -> None:
     async with running(""):
         maker, reader = await spawned(), await spawned()
         await maker.hold()
-        x = await maker.full(1000, 6)
+        x, own = await maker.full(1000, 6), zc.full(1000, 3, "u1", device="cuda")
         made = zc.full(1000, 1, "u1", device="cuda")
-        into, out = made.__cuda_array_interface__, x.__cuda_array_interface__
-        driver().copy(0, into["data"][0], out["data"][0], 1, 1000, (1000, 1000), 0)  # as a library would
+        for _ in range(20):
+            into, out = made.__cuda_array_interface__, x.__cuda_array_interface__
+            driver().copy(0, into["data"][0], out["data"][0], 1, 1000, (1000, 1000), 0)  # as a library would
+        assert len(made.holder.work.writes()) < 5
         passed = asyncio.create_task(reader.seen(made))
+        if not held:
+            del x
         await zc.kill(maker)
-        with pytest.raises(zc.ObjectLost, match="compute the value again"):
-            zc.to_host(made)
+        for _ in range(2):
+            with pytest.raises(zc.ObjectLost, match="compute the value again"):
+                zc.to_host(made)
+            with pytest.raises((zc.ObjectLost, zc.RemoteError), match="compute the value again"):
+                await reader.seen(made)
         with pytest.raises((zc.ObjectLost, zc.RemoteError), match="compute the value again"):
             await passed
+        assert (zc.to_host(own) == 3).all(), "no library had it"
+
+
+async def test_an_array_is_written_anew_by_one_write() -> None:
+    async with running(""):
+        maker = await spawned()
+        await maker.hold()
+        x = await maker.full(1000, 6)
+        made = [x.copy() for _ in range(3)]
+        await zc.kill(maker)
+        made[0].fill(7)
+        made[1][::-1].copy_from(np.arange(1000).astype("u1"))
+        made[2].reshape(500, 2).T.fill(9)
+        assert (zc.to_host(made[0]) == 7).all() and (zc.to_host(made[2]) == 9).all()
+        assert (zc.to_host(made[1]) == np.arange(1000).astype("u1")[::-1]).all()
+
+
+async def test_work_of_another_process_that_is_done_just_when_it_is_passed_on() -> None:
+    async with running(""):
+        devices: Any = current().store.devices()
+        block: Any = zc.ones(10, device="cuda").holder
+        gpu = block.gpu
+        event = OpenEvent(gpu, gpu.driver.promise_event(0))
+        gpu.driver.keep_promise(0, event.event, True)
+        told = _last(devices, block, [event.moment()])
+        assert gpu.driver.export_event(0, told.event)
+        await until(told.done, "it is told")
 
 
 async def test_a_reader_dies() -> None:

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from zcactor.collectives.nccl import found_nccl
+from zcactor.device.events import OTHERS, Moment
 from zcactor.device.streams import GpuStream
 from zcactor.errors import DeviceError, ProtocolError, ZcactorError
 
@@ -24,23 +25,53 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.member import Member
     from zcactor.collectives.nccl import Communicator, Nccl
-    from zcactor.device.events import Moment
     from zcactor.device.memory import GpuMemory
-    from zcactor.device.work import Work
 
-__all__ = ["Exchanging", "GpuExchange", "Queued", "exchange_of", "nccl_of"]
+__all__ = ["Exchanging", "GpuExchange", "GpuOutcome", "Queued", "exchange_of", "nccl_of"]
 
 _LOOK: Final = 1.0
 """Seconds between looks at work that is not done: NCCL tells of a lost link or peer only where it is asked."""
-_LOST: Final = "a member of the group ended before its exchange on the GPUs was done; compute the value again"
+
+
+class GpuOutcome(Moment):
+    """The outcome of an exchange: it is done with the work on the group's stream, and lost where that is ended before.
+    An array has it among the writes of other processes, as what is computed from the array depends on it.
+
+    Args:
+        moment: after the work.
+    """
+
+    loss = "a member of the group ended before its exchange on the GPUs was done; compute the value again"
+    is_silent = False  # the group is broken, which each of its operations raises
+
+    __slots__ = ("lost", "moment")
+
+    def __init__(self, moment: Moment) -> None:
+        super().__init__(None, moment.driver, moment.device, moment.event, OTHERS)
+        self.moment: Final = moment
+        self.lost = False
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """See `Moment.key`: there is one object for each exchange."""
+        return (id(self),)
+
+    def done(self) -> bool:
+        """See `Moment.done`."""
+        return not self.lost and self.moment.done()
+
+    def order(self, device: int, stream: int) -> None:
+        """Do nothing: the array has the work's moment beside this."""
+
+    def is_lost(self) -> bool:
+        """Whether the work was ended before it was done."""
+        return self.lost
 
 
 class Queued(NamedTuple):
     """Work that was queued on the group's stream."""
 
-    moment: Moment
-    written: Sequence[Work]
-    """The work of the arrays that are its results."""
+    outcome: GpuOutcome
     complete: Callable[[], None]
     """A function that gives the result, on the loop."""
 
@@ -115,8 +146,8 @@ class GpuExchange:
         self._nccl: Nccl | None = None
         self._communicator: Communicator | None = None
         self._stream: GpuStream | None = None
-        self._pending: list[tuple[Moment, Sequence[Work]]] = []
-        """Moments of exchanges that may not be done yet, with the work of the arrays that they write."""
+        self._pending: list[GpuOutcome] = []
+        """Those of exchanges that may not be done yet."""
         self._looks: asyncio.TimerHandle | None = None
         """The next look at work that is not done."""
         self._gpu: GpuMemory | None = None
@@ -264,14 +295,14 @@ class GpuExchange:
 
     def _note(self, queued: Queued) -> None:
         self._forget_done()
-        self._pending.append((queued.moment, queued.written))
+        self._pending.append(queued.outcome)
         if self._over and self._communicator is None:
             self._lose()
         self._look_later()
         queued.complete()
 
     def _forget_done(self) -> None:
-        self._pending = [each for each in self._pending if not _is_done(each[0])]
+        self._pending = [each for each in self._pending if not _is_done(each)]
 
     def _look_later(self) -> None:
         if self._looks is None and not self._over:
@@ -297,11 +328,9 @@ class GpuExchange:
         member.break_up(member.rank, member.seats[member.rank].label, cause)
 
     def _lose(self) -> None:
-        pending, self._pending = self._pending, []
-        for moment, written in pending:
-            if not _is_done(moment):
-                for work in written:
-                    work.lose(_LOST)
+        for each in self._pending:
+            each.lost = not _is_done(each)
+        self._pending.clear()
 
     # ---------------------------------------------------------------- the end
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.api.future import put
 from zcactor.collectives.exchanges import AllToAll
-from zcactor.collectives.gpu_exchange import Queued, exchange_of
+from zcactor.collectives.gpu_exchange import GpuOutcome, Queued, exchange_of
 from zcactor.collectives.gpu_sources import Borrowed
 from zcactor.collectives.kinds import described
 from zcactor.collectives.operations import Collective, Publication
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from zcactor.collectives.gpu_sources import GpuInput
     from zcactor.collectives.nccl import Communicator, Element
     from zcactor.collectives.operations import Ranked
+    from zcactor.device.events import Moment
     from zcactor.device.memory import GpuMemory
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
@@ -108,8 +109,9 @@ def _queued(
         writable: whether the caller may write to an array of ours that is the result.
     """
     moment = gpu.events.record(stream)
+    outcome = GpuOutcome(moment)
     for target in targets:
-        note_written(target, moment)
+        note_written(target, moment, [outcome])
     written = {id(target.holder) for target in targets}
     for source in sources:
         if id(source.array.holder) not in written:
@@ -130,7 +132,7 @@ def _queued(
             operation.call.complete(Status.OK, *packed)
             operation._leave()
 
-    return Queued(moment, [target.holder.work for target in targets], complete)
+    return Queued(outcome, complete)
 
 
 def _given(array: DeviceArray, process: LocalProcess, writable: bool) -> DeviceArray:
@@ -142,17 +144,22 @@ def _given(array: DeviceArray, process: LocalProcess, writable: bool) -> DeviceA
 
 def _order(gpu: GpuMemory, stream: int, sources: Sequence[GpuInput], targets: Sequence[DeviceArray]) -> None:
     """Let the work that comes next on a stream begin after that on its arrays. Other ranks cannot know that an array
-    turns out to be lost, so the thread of the exchange waits for other processes' work.
+    turns out to be lost, so the thread of the exchange waits for other processes' work, and for that of other groups.
 
     Raises:
         ObjectLost: a process has ended before that was done.
         DeviceError: the driver refuses.
     """
     for source in sources:
-        wait_on_host(of_others(source.after))
+        wait_on_host(each for each in of_others(source.after) if not _is_before(each, gpu, stream))
         ordered(source.after, gpu.index, stream)
     for target in targets:
         target.holder.work.before_writing(gpu.index, stream)
+
+
+def _is_before(moment: Moment, gpu: GpuMemory, stream: int) -> bool:
+    """Whether work is an earlier exchange of the same group. When that is lost, so are all later ones."""
+    return isinstance(moment, GpuOutcome) and moment.moment.lane == gpu.events.lane(stream)
 
 
 @contextmanager
@@ -214,7 +221,7 @@ class AllReduceOnGpus(OnGpus):
             target = out[0].given
         queued = _queued(self, gpu, stream, [source], [target], out[1])
         if out[0].library:  # its library does not ask for the work on its bytes
-            queued.moment.order(gpu.index, out[2][0])
+            queued.outcome.moment.order(gpu.index, out[2][0])
         return queued
 
 

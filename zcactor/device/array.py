@@ -364,7 +364,7 @@ class DeviceArray:
         gpu, work, stream = self._now()
         copies = few_rows(self.shape, self.strides, source.strides, self.itemsize)
         if copies is None:
-            low, scratch, view = self._on_host()
+            low, scratch, view = self._on_host(read=self.nbytes != self._holder.nbytes)
             view[...] = source
             source, copies, address = scratch, [Rows(0, 0, 1, scratch.nbytes, (0, 0))], low
         else:
@@ -375,13 +375,13 @@ class DeviceArray:
         note_written(self, moment)
         wait_on_host([moment])
 
-    def _on_host(self) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[Any]]:
-        """All bytes from the first to the last of the elements, copied to the host: their address here, the copy, and
-        the elements in it."""
+    def _on_host(self, *, read: bool = True) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[Any]]:
+        """Room on the host for all bytes from the first to the last of the elements, with a copy of them where they are
+        `read`: their address here, the room, and the elements in it."""
         low, high = self.bounds()
         scratch = np.empty(high - low, np.uint8)
-        whole = DeviceArray(self._holder, low, _layout(scratch.shape, scratch.dtype))
-        whole.copy_to_host(scratch)
+        if read:
+            DeviceArray(self._holder, low, _layout(scratch.shape, scratch.dtype)).copy_to_host(scratch)
         return low, scratch, np.ndarray(self.shape, self.dtype, scratch, self._address - low, self.strides)
 
     def copy_to_host(self, target: npt.NDArray[Any]) -> None:

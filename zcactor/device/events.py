@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 from weakref import WeakValueDictionary
 
 from zcactor.device.driver import LEGACY_STREAM
@@ -32,6 +32,12 @@ PATIENCE: Final = 60.0
 """Seconds for which a driver may refuse to say whether work is done, as it does while a program captures a graph."""
 
 
+_LOST: Final = (
+    "the process that computes the array, or one that the array is computed from, has ended before the work on its GPU "
+    "was done; compute the value again"
+)
+
+
 class EventKeeper(Protocol):
     """The keeper of events."""
 
@@ -52,6 +58,11 @@ class Moment:
         event: the recorded event.
         lane: the lane of the stream; `OTHERS` for one of another process.
     """
+
+    loss: ClassVar[str] = _LOST
+    """The text of `ObjectLost` where the work is lost."""
+    is_silent: ClassVar[bool] = True
+    """Whether a loss is an error of nothing but the uses of the bytes by zcactor."""
 
     __slots__ = ("__weakref__", "_done", "_pool", "_refused_at", "device", "driver", "event", "lane")
 
@@ -98,6 +109,11 @@ class Moment:
         """Whether the process that would do the work has ended before."""
         return not self._done and self.lane == OTHERS and self.driver.event_is_lost(self.device, self.event)
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The same for moments of the same work of another process."""
+        return id(self.driver), self.device, self.event
+
     def __del__(self) -> None:
         if self._pool is not None:
             self._pool.take_back(self.event)
@@ -115,7 +131,7 @@ class EventPool:
     """Events that are made at a time: a millisecond on today's drivers."""
 
     def __init__(self, driver: GpuDriver, device: int) -> None:
-        self._driver: Final = driver
+        self.driver: Final = driver
         self._device: Final = device
         self._free: deque[int] = deque()
         self._lanes: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
@@ -156,8 +172,8 @@ class EventPool:
         Raises:
             DeviceError: the driver refuses. No event is lost.
         """
-        moment = Moment(self, self._driver, self._device, self._take(), self.lane(stream))
-        self._driver.record(self._device, moment.event, stream)
+        moment = Moment(self, self.driver, self._device, self._take(), self.lane(stream))
+        self.driver.record(self._device, moment.event, stream)
         return moment
 
     def record_all(self) -> Moment:
@@ -166,8 +182,8 @@ class EventPool:
         Raises:
             DeviceError: the driver refuses. No event is lost.
         """
-        moment = Moment(self, self._driver, self._device, self._take(), EVERYWHERE)
-        self._driver.record_all(self._device, moment.event)
+        moment = Moment(self, self.driver, self._device, self._take(), EVERYWHERE)
+        self.driver.record_all(self._device, moment.event)
         return moment
 
     def is_idle(self, stream: int) -> bool:
@@ -177,7 +193,7 @@ class EventPool:
             DeviceError: the context is broken.
         """
         try:
-            return self._driver.idle(self._device, stream)
+            return self.driver.idle(self._device, stream)
         except DeviceError as error:
             if error.fatal:
                 raise
@@ -188,11 +204,11 @@ class EventPool:
             try:
                 return self._free.popleft()
             except IndexError:
-                event = self._driver.event(self._device)
+                event = self.driver.event(self._device)
                 self._free.append(event)
                 self.made += 1
                 for _ in range(self.STEP - 1):
-                    self._free.append(self._driver.event(self._device))
+                    self._free.append(self.driver.event(self._device))
                     self.made += 1
 
     def take_back(self, event: int) -> None:

@@ -41,16 +41,16 @@ class Outside:
         self.stream: Final = stream
         self.nbytes: Final = math.prod(found.shape) * found.dtype.itemsize
         busy = stream is not None and not gpu.events.is_idle(stream)
-        self.work: Final = Work([*lent_others(), *([gpu.events.record(stream or 0)] if busy else [])])
+        self.work: Final = Work([*lent_others(gpu.driver), *([gpu.events.record(stream or 0)] if busy else [])])
 
     def copied(self, array: DeviceArray) -> DeviceArray:
         """See `copied_on`, for an array over these bytes."""
         return copied_on(self.stream or 0, array)
 
     def __del__(self) -> None:
-        work = self.work.left
-        if work:
-            self.gpu.tending.when_done(work, partial(_drop, self.kept))
+        work = getattr(self, "work", None)  # the driver may have refused to say what is queued
+        if work is not None and (left := work.left):
+            self.gpu.tending.when_done(left, partial(_drop, self.kept))
 
 
 def _drop(kept: object) -> None:

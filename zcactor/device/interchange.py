@@ -158,7 +158,7 @@ def _give(stream: int, kept: object, loan: LibraryLoan) -> None:
     holder = loan.holder
     gpu, work = holder.gpu, holder.work
     before = work.before_reading if holder.readonly else work.before_writing
-    lend(before(gpu.index, stream), loan)
+    lend(before(gpu.index, stream))
     work.give(gpu.events, stream, kept, loan)
 
 
@@ -179,7 +179,7 @@ def dlpack(array: Any, stream: int | None, max_version: tuple[int, int] | None, 
         )
     capsule, loan = _capsule(array, array.readonly, versioned=versioned)
     if stream == -1:  # the consumer needs no order, and does not say where it works
-        lend(of_others(array.holder.work.writes()), loan)
+        lend(of_others(array.holder.work.writes()))
         array.holder.work.give(gpu.events, -1, None, loan)
     else:
         stream = stream or LEGACY_STREAM

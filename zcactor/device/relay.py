@@ -42,10 +42,10 @@ class EventRelay:
         """
         moment = OpenEvent(gpu, gpu.driver.promise_event(gpu.index)).moment()
         with self._lock:
-            self._promised.append((moment, writes))
-            if not self._runs:
-                self._runs = True
+            if not self._runs:  # else the thread begins to look when this has the lock no more
                 threading.Thread(target=self._run, name="zcactor-gpu-relay", daemon=True).start()
+                self._runs = True
+            self._promised.append((moment, writes))
         return moment
 
     def _run(self) -> None:
@@ -68,8 +68,8 @@ def _is_told(moment: Moment, writes: list[Moment]) -> bool:
     try:
         done = not pending(writes)
         lost = not done and any(each.is_lost() for each in writes)
-    except DeviceError:  # a broken context does no work any more
-        done, lost = False, True
+    except DeviceError as error:  # a broken context does no work any more
+        done, lost = False, error.fatal
     if done or lost:
         try:
             moment.driver.keep_promise(moment.device, moment.event, done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
@@ -14,15 +13,10 @@ from zcactor.errors import DeviceError, ForkedProcess, ObjectLost
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from zcactor.device.driver import GpuDriver
     from zcactor.device.events import EventPool, Moment
 
 __all__ = ["LibraryLoan", "Work", "lend", "lent_others", "looks", "moments_of", "of_others"]
-
-_LOST = (
-    "the process that computes the array, or one that the array is computed from, has ended before the work on its GPU "
-    "was done; compute the value again"
-)
-"""The text of `ObjectLost` for an array that is never computed."""
 
 _LOOKS: Final = 8
 """The part of the time waited so far that a pause takes, as 1 / `_LOOKS`: the end is noticed that much too late."""
@@ -41,7 +35,7 @@ def looks(moment: Moment, first: float, last: float) -> Iterator[float]:
     begun, pause = time.monotonic(), first
     while not moment.done():
         if moment.is_lost():
-            raise ObjectLost(_LOST)
+            raise ObjectLost(moment.loss)
         yield pause
         pause = min(max(first, (time.monotonic() - begun) / _LOOKS), last)
 
@@ -60,34 +54,35 @@ class LibraryLoan:
         self.holder: Final = holder
 
 
-_lent: Final[dict[int, tuple[Moment, ref[object]]]] = {}
-_lendings: Final = itertools.count()
-"""The keys of `_lent`. Finalizers use it, so each step is one that needs no lock."""
+_lent: Final[dict[tuple[object, ...], Moment]] = {}
+"""The writes of other processes that were not done when a library got their bytes, by `Moment.key`. Finalizers use it,
+so each step is one that needs no lock."""
 
 
-def lend(others: Iterable[Moment], loan: object) -> None:
+def lend(others: Iterable[Moment]) -> None:
     """Note that a library has bytes that other processes have yet to compute: until that is done, all that libraries
-    compute in this process may be computed from them, on whichever stream and GPU.
+    compute in this process may be computed from them, on whichever stream and GPU. It may be for ever where the bytes
+    are lost, as nobody knows which of the library's objects had them.
 
     Args:
         others: the other processes' writes.
-        loan: lives as long as the library has the bytes. When the other processes have ended before, the library's
-            results are lost for so long.
     """
-    for moment in others:
-        _lent[next(_lendings)] = moment, ref(loan)
+    _lent.update((moment.key, moment) for moment in others if moment.is_silent)
 
 
-def lent_others() -> list[Moment]:
+def lent_others(driver: GpuDriver) -> list[Moment]:
     """The writes of other processes from which libraries may have computed their results.
+
+    Args:
+        driver: of the GPUs.
 
     Raises:
         DeviceError: a GPU's context is broken.
     """
     found = []
-    if _lent:
-        for key, (moment, loan) in _lent.copy().items():
-            if moment.done() or (loan() is None and moment.is_lost()):
+    for key, moment in _lent.copy().items():
+        if moment.driver is driver:
+            if moment.done():
                 _lent.pop(key, None)
             else:
                 found.append(moment)
@@ -106,14 +101,12 @@ class Work:
         sealed: whether nobody writes to the bytes here.
     """
 
-    __slots__ = ("_given", "_loans", "_lost", "_reads", "_sealed", "_writes")
+    __slots__ = ("_given", "_loans", "_reads", "_sealed", "_writes")
 
     def __init__(self, after: Iterable[Moment] = (), *, sealed: bool = False) -> None:
         self._writes = list(after)
         self._reads: list[Moment] = []
         self._sealed = sealed
-        self._lost = ""
-        """The reason why the bytes are never computed; empty where they are."""
         self._given: dict[tuple[EventPool, int], object] = {}
         """Streams of libraries that have the bytes, each with the object that keeps it."""
         self._loans: list[tuple[EventPool, ref[object]]] = []
@@ -147,8 +140,10 @@ class Work:
 
     def _of_libraries(self) -> list[Moment]:
         """The work that libraries have queued on the bytes up to now."""
-        found = [pool.record(stream) for pool, stream in list(self._given) if not pool.is_idle(stream)]
-        others = lent_others()
+        given = list(self._given)
+        found = [pool.record(stream) for pool, stream in given if not pool.is_idle(stream)]
+        pools = [pool for pool, _ in (*given, *self._loans)]
+        others = lent_others(pools[0].driver) if pools and _lent else []
         if self._loans:
             loans = self._loans
             lasting = [each for each in loans if each[1]() is not None]
@@ -159,7 +154,7 @@ class Work:
             elif self._sealed:  # nothing more comes of the others, so this is noted
                 self._reads += behind
             else:
-                self._writes += [*behind, *others]
+                self._writes = _each_once([*self._writes, *behind, *others])
         return [*found, *others]
 
     def _written(self) -> list[Moment]:
@@ -175,7 +170,6 @@ class Work:
             ObjectLost: the bytes are never computed.
             DeviceError: the driver refuses.
         """
-        self._check()
         writes = self._written()
         _check_all(writes)
         self._writes, self._sealed = writes, True
@@ -186,9 +180,8 @@ class Work:
 
         Raises:
             DeviceError: the driver refuses.
-            ObjectLost: the process that writes has ended before that was done, or the bytes are lost otherwise.
+            ObjectLost: the process that writes has ended before that was done.
         """
-        self._check()
         writes = self._written()
         _check_all(writes)
         ordered(writes, device, stream)
@@ -221,23 +214,8 @@ class Work:
             whole: whether all bytes were written, so that nothing depends on former writes.
         """
         former = [] if whole else of_others(self._writes)
-        self._writes = [moment, *others, *former]
+        self._writes = [moment, *_each_once([*others, *former])]
         self._reads = []
-        if whole:
-            self._lost = ""
-
-    def lose(self, reason: str) -> None:
-        """Note that the last write was ended before it was done: readers of the bytes get `ObjectLost`, until they are
-        written again.
-
-        Args:
-            reason: the text of the error.
-        """
-        self._lost = reason
-
-    def _check(self) -> None:
-        if self._lost:
-            raise ObjectLost(self._lost)
 
     def comes_after(self, moment: Moment) -> None:
         """Note a write of the owner, which is before all work here."""
@@ -250,7 +228,6 @@ class Work:
             DeviceError: the GPU's context is broken.
             ObjectLost: the bytes are never computed.
         """
-        self._check()
         self._writes = pending(self._writes)
         writes = self._written()
         _check_all(writes)
@@ -294,8 +271,14 @@ def _check_all(writes: Iterable[Moment]) -> None:
     Raises:
         ObjectLost: one is not.
     """
-    if any(moment.is_lost() for moment in writes):
-        raise ObjectLost(_LOST)
+    for moment in writes:
+        if moment.is_lost():
+            raise ObjectLost(moment.loss)
+
+
+def _each_once(moments: Iterable[Moment]) -> list[Moment]:
+    """The moments, one of each work: bytes are often computed from several parts of the same array."""
+    return list({moment.key: moment for moment in moments}.values())
 
 
 def moments_of(left: list[Moment] | Work) -> list[Moment]:

@@ -18,12 +18,12 @@ import numpy as np
 
 from zcactor.device.array import DeviceArray, array_over, empty_array
 from zcactor.device.driver import EVENT_NBYTES, CudaCode
+from zcactor.device.events import OTHERS
 from zcactor.device.foreign import Outside, copied_on, known_array, others_have
 from zcactor.device.interchange import to_jax
 from zcactor.device.lease import DeviceCopy, DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.recognise import TORCH_ONLY
-from zcactor.device.work import of_others
 from zcactor.errors import DeviceError, DeviceUnavailable, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 from zcactor.marshal.move import NOT_OURS, OTHER_VIEWS
@@ -232,7 +232,7 @@ def _event_of(devices: Any, block: DeviceBlock) -> bytes | None:
 
 def _last(devices: Any, block: DeviceBlock, writes: list[Moment]) -> Moment:
     """One moment after all writes, which peers may wait for."""
-    if of_others(writes):
+    if any(each.lane == OTHERS for each in writes):
         relayed: Moment = devices.relay.promise(block.gpu, writes)
         return relayed
     if len(writes) == 1:

@@ -82,13 +82,13 @@ class CudaFlags:
             return self._add(self._pages.promise())
 
     def keep(self, event: int, *, done: bool) -> None:
-        """Tell the outcome of a promised event.
+        """Tell the outcome of a promised event, without a lock: its holder may wait for CUDA, and CUDA for work behind
+        this event.
 
         Raises:
             Refused: there is no such event.
         """
-        with self._lock:
-            self._pages.keep(self._find(event), done=done)
+        self._pages.keep(self._find(event), done=done)
 
     def export(self, device: int, event: int) -> bytes:
         """Export the last record of an event of this process, or a promised one.
