@@ -223,6 +223,23 @@ class GpuRank:
             self.kept = await group.allreduce(x)
             self.copied = self.kept.copy()
 
+    async def hold_and_reduce_into(self, group: zc.Group) -> str:
+        """Reduce into every second element of an array, which takes the way through the host, while this rank's GPU is
+        held. Returns the type of the error."""
+        x, self.gate = zc.ones((20, 20, 20), "f4", device="cuda"), threading.Event()
+        self.kept = zc.zeros((40, 40, 40), "f4", device="cuda")
+        self.copied = self.kept[::2, ::2, ::2]
+        with zc.gpu_stream() as stream:
+            current().store.devices().driver.hold(0, stream.ptr, self.gate.is_set)
+            x.fill(3)
+        reference = group.allreduce(x, out=self.copied)
+        self.called.set()
+        try:
+            await reference
+        except zc.GroupBroken as error:
+            return type(error).__name__
+        raise AssertionError("the group did not break")
+
     async def forget(self, other: Any) -> None:
         """Forget this rank's groups, as where their founder tells it that nobody holds them. Returns when another rank
         has heard of it."""

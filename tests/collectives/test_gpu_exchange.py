@@ -171,6 +171,19 @@ async def test_a_result_that_was_not_computed_is_lost() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_an_array_for_a_result_that_was_not_computed_is_lost() -> None:
+    async with gpu_ranks(2) as (group, actors):
+        await zc.get([actor.call(group, "allreduce", ONES) for actor in actors], timeout=30)
+        calls = [actor.hold_and_reduce_into(group) for actor in actors]
+        await zc.get([actor.next_call() for actor in actors], timeout=30)
+        await actors[0].let_go()
+        os.kill(await actors[1].pid(), signal.SIGKILL)
+        assert await calls[0] == "GroupBroken"
+        async with asyncio.timeout(30):  # the thread that waits for the work notes its end
+            while await actors[0].lost() != ["ObjectLost"] * 4:
+                await asyncio.sleep(0.01)
+
+
 async def test_an_array_that_is_never_computed_breaks_the_group() -> None:
     actors: list[Any] = [await GpuRank.options(num_gpus=share).spawn() for share in (1, 0.5)]
     maker: Any = await GpuRank.options(num_gpus=0.5).spawn()  # on the GPU of rank 1

@@ -297,6 +297,7 @@ class GpuExchange:
         self._forget_done()
         self._pending.append(queued.outcome)
         if self._over and self._communicator is None:
+            queued.outcome.lost = True  # the abort may have ended the work, and the operation has failed in any case
             self._lose()
         self._look_later()
         queued.complete()
@@ -329,7 +330,7 @@ class GpuExchange:
 
     def _lose(self) -> None:
         for each in self._pending:
-            each.lost = not _is_done(each)
+            each.lost = each.lost or not _is_done(each)
         self._pending.clear()
 
     # ---------------------------------------------------------------- the end

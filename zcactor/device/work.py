@@ -214,7 +214,8 @@ class Work:
             whole: whether all bytes were written, so that nothing depends on former writes.
         """
         former = [] if whole else of_others(self._writes)
-        self._writes = [moment, *_each_once([*others, *former])]
+        # Those of others come first: a thread that waits learns of a loss, also where `moment` never comes.
+        self._writes = [*_each_once([*others, *former]), moment] if others or former else [moment]
         self._reads = []
 
     def comes_after(self, moment: Moment) -> None:
@@ -262,7 +263,7 @@ def of_others(moments: Iterable[Moment]) -> list[Moment]:
     Raises:
         DeviceError: a GPU's context is broken.
     """
-    return pending(each for each in moments if each.lane == OTHERS)
+    return [each for each in moments if each.lane == OTHERS and not each.done()]
 
 
 def _check_all(writes: Iterable[Moment]) -> None:
