@@ -496,13 +496,17 @@ async def test_an_array_is_written_anew_by_one_write() -> None:
         maker = await spawned()
         await maker.hold()
         x = await maker.full(1000, 6)
-        made = [x.copy() for _ in range(3)]
+        made = [x.copy() for _ in range(5)]
         await zc.kill(maker)
         made[0].fill(7)
         made[1][::-1].copy_from(np.arange(1000).astype("u1"))
         made[2].reshape(500, 2).T.fill(9)
+        made[3][None].fill(5)
+        made[4][1:].fill(5)
         assert (zc.to_host(made[0]) == 7).all() and (zc.to_host(made[2]) == 9).all()
-        assert (zc.to_host(made[1]) == np.arange(1000).astype("u1")[::-1]).all()
+        assert (zc.to_host(made[1]) == np.arange(1000).astype("u1")[::-1]).all() and (zc.to_host(made[3]) == 5).all()
+        with pytest.raises(zc.ObjectLost):
+            zc.to_host(made[4])
 
 
 async def test_work_of_another_process_that_is_done_just_when_it_is_passed_on() -> None:

@@ -364,7 +364,7 @@ class DeviceArray:
         gpu, work, stream = self._now()
         copies = few_rows(self.shape, self.strides, source.strides, self.itemsize)
         if copies is None:
-            low, scratch, view = self._on_host(read=self.nbytes != self._holder.nbytes)
+            low, scratch, view = self._on_host(read=not _is_whole(self))
             view[...] = source
             source, copies, address = scratch, [Rows(0, 0, 1, scratch.nbytes, (0, 0))], low
         else:
@@ -500,5 +500,11 @@ def empty_array(gpu: GpuMemory, shape: Sequence[int], dtype: np.dtype[Any]) -> D
 
 def note_written(array: DeviceArray, moment: Moment, others: Sequence[Moment] = ()) -> None:
     """Note that all elements were written; see `zcactor.device.work.Work.has_written`."""
-    holder = array.holder
-    holder.work.has_written(moment, others, whole=array.nbytes == holder.nbytes)
+    array.holder.work.has_written(moment, others, whole=_is_whole(array))
+
+
+def _is_whole(array: DeviceArray) -> bool:
+    """Whether the elements are all bytes of the holder. A library's array may have elements at the same place."""
+    low, high = array.bounds()
+    apart = all(stride or length == 1 for length, stride in zip(array.shape, array.strides, strict=True))
+    return apart and array.nbytes == high - low == array.holder.nbytes
