@@ -46,6 +46,9 @@ class Step(NamedTuple):
     command: list[str]
 
 
+PIP: Final = (sys.executable, "-m", "pip")
+
+
 def steps(driver: str, out: Path) -> list[Step]:
     """The steps, in order."""
     python = sys.executable
@@ -123,30 +126,18 @@ def install(wheels: Path, site: Path) -> None:
     found = [str(each) for each in sorted(wheels.glob("*.whl"))]
     if not found:
         sys.exit(f"there is no wheel in {wheels}: python tools/gpu_card.py --gather {wheels} makes them")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-index",
-        "--no-deps",
-        "--no-compile",
-        "--target",
-        site,
-    ]
-    if subprocess.run([*map(str, command), *found], check=False).returncode:
+    how = ("-q", "--no-index", "--no-deps", "--no-compile", "--target", str(site))
+    if subprocess.run([*PIP, "install", *how, *found], check=False).returncode:
         sys.exit("the wheels cannot be installed: were they gathered by the same version of Python?")
 
 
 def gather(wheels: Path) -> int:
     """Build and download all that a machine without a network needs. Returns the exit status."""
     wheels.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip"]
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(wheels), str(ROOT)], check=True)
+    subprocess.run([*PIP, "wheel", "-q", "--no-deps", "-w", str(wheels), str(ROOT)], check=True)
     own = max(wheels.glob("zcactor-*.whl"), key=lambda each: each.stat().st_mtime)
     packages = [f"zcactor[cli] @ {own.resolve().as_uri()}", *TESTERS]
-    download = [*pip, "download", "-q", "--only-binary=:all:", "-d", str(wheels), *packages]
+    download = [*PIP, "download", "-q", "--only-binary=:all:", "-d", str(wheels), *packages]
     subprocess.run(download, check=True)
     for each in wheels.glob("*.whl"):
         if each.name.startswith(OF_THE_MACHINE):

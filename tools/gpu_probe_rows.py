@@ -162,7 +162,8 @@ async def weights(kind: str) -> tuple[str, dict[str, Any]]:
             tensor.add_(0)
         tensor.fill_(value)
         got.append(await reader.first(tensor))
-        require(await reader.kept() == value - 1 or value == 2, "the array of the last step has changed")
+        if value > 2:  # the tensor's own memory was put first
+            require(await reader.kept() == value - 1, "the array of the last step has changed")
     require(got == [1, 2, 3, 4], f"the reader got {got}")
     return "each step has its own values", {}
 
