@@ -42,7 +42,7 @@ class GpuOutcome(Moment):
     """
 
     loss = "a member of the group ended before its exchange on the GPUs was done; compute the value again"
-    is_silent = False  # the group is broken, which each of its operations raises
+    spoils_libraries = False  # each later operation of the group raises, so its ranks know
 
     __slots__ = ("lost", "moment")
 

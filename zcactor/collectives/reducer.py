@@ -313,7 +313,7 @@ class Reducer:
         ends more than a step is raised when the other ranks have heard of the end."""
         try:
             run.steps.close()
-        except Exception:  # a hook may raise anything
+        except Exception:  # a hook may raise anything, and the step has its own error: this one is logged
             logger.exception("a hook raised while its generator for %r was closed", run.name)
         except BaseException as error:
             self._stop = error

@@ -61,8 +61,8 @@ class Moment:
 
     loss: ClassVar[str] = _LOST
     """The text of `ObjectLost` where the work is lost."""
-    is_silent: ClassVar[bool] = True
-    """Whether a loss is an error of nothing but the uses of the bytes by zcactor."""
+    spoils_libraries: ClassVar[bool] = True
+    """Whether its loss counts for all that libraries write which had the bytes; see `zcactor.device.work.lend`."""
 
     __slots__ = ("__weakref__", "_done", "_pool", "_refused_at", "device", "driver", "event", "lane")
 

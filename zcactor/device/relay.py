@@ -42,7 +42,7 @@ class EventRelay:
         """
         moment = OpenEvent(gpu, gpu.driver.promise_event(gpu.index)).moment()
         with self._lock:
-            if not self._runs:  # else the thread begins to look when this has the lock no more
+            if not self._runs:  # the new thread waits for the lock, and finds the promise
                 threading.Thread(target=self._run, name="zcactor-gpu-relay", daemon=True).start()
                 self._runs = True
             self._promised.append((moment, writes))
@@ -60,7 +60,7 @@ class EventRelay:
                     self._runs = False
                     return
             del left
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE)  # neither another process's page nor a driver tells when a number in memory changes
 
 
 def _is_told(moment: Moment, writes: list[Moment]) -> bool:

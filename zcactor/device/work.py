@@ -67,7 +67,7 @@ def lend(others: Iterable[Moment]) -> None:
     Args:
         others: the other processes' writes.
     """
-    _lent.update((moment.key, moment) for moment in others if moment.is_silent)
+    _lent.update((moment.key, moment) for moment in others if moment.spoils_libraries)
 
 
 def lent_others(driver: GpuDriver) -> list[Moment]:
