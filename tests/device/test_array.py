@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.device.helpers import array_on, held, opened, seen, settle
 from tests.marshal.dtypes import DTYPES, filled
 from tests.marshal.wire import assert_same
-from zcactor.device.array import DeviceArray, empty_array
+from zcactor.device.array import DeviceArray, _is_whole, array_over, empty_array
 from zcactor.device.streams import GpuStream, streams
 from zcactor.errors import DeviceError, OutOfMemory
 
@@ -227,3 +227,16 @@ def test_each_failure_leaks_nothing(call: str) -> None:
         GpuStream(gpu).synchronize()
         assert store.used == 0
         assert type(empty_array(gpu, (), np.dtype("u1"))) is DeviceArray
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "whole"),
+    [
+        ((9,), (1,), True), ((3, 3), (3, 1), True), ((3, 3), (1, -3), True), ((1, 9, 1), (0, 1, 7), True),
+        ((3, 3), (2, 2), False), ((3, 3), (4, 0), False), ((8,), (1,), False),
+    ],
+)  # fmt: skip
+def test_whether_elements_are_all_bytes(shape: tuple[int, ...], strides: tuple[int, ...], whole: bool) -> None:
+    with opened() as store:
+        block = empty_array(store.gpu(0), (9,), np.dtype("u1")).holder
+        assert _is_whole(array_over(block, 0, shape, np.dtype("u1"), strides)) is whole

@@ -504,7 +504,11 @@ def note_written(array: DeviceArray, moment: Moment, others: Sequence[Moment] = 
 
 
 def _is_whole(array: DeviceArray) -> bool:
-    """Whether the elements are all bytes of the holder. A library's array may have elements at the same place."""
-    low, high = array.bounds()
-    apart = all(stride or length == 1 for length, stride in zip(array.shape, array.strides, strict=True))
-    return apart and array.nbytes == high - low == array.holder.nbytes
+    """Whether the elements are all bytes of the holder. A library's array may have some at the same place, and gaps."""
+    extent = array.itemsize
+    axes = [(abs(stride), length) for length, stride in zip(array.shape, array.strides, strict=True) if length > 1]
+    for stride, length in sorted(axes):
+        if stride != extent:
+            return False
+        extent *= length
+    return array.nbytes == array.holder.nbytes
