@@ -40,11 +40,11 @@ class EventRelay:
         Raises:
             DeviceError: see `zcactor.device.driver.GpuDriver.promise_event`.
         """
-        moment = OpenEvent(gpu, gpu.driver.promise_event(gpu.index)).moment()
         with self._lock:
-            if not self._runs:  # the new thread waits for the lock, and finds the promise
+            if not self._runs:  # the new thread waits for the lock, and ends where it finds no promise
                 threading.Thread(target=self._run, name="zcactor-gpu-relay", daemon=True).start()
                 self._runs = True
+            moment = OpenEvent(gpu, gpu.driver.promise_event(gpu.index)).moment()
             self._promised.append((moment, writes))
         return moment
 
