@@ -87,7 +87,6 @@ def run(step: Step, seconds: float, where: Path, env: dict[str, str], out: Path)
 
 def check(driver: str, out: Path, seconds: float, wheels: Path | None) -> int:
     """Run all steps, and write the page. Returns the exit status."""
-    out.mkdir(parents=True, exist_ok=True)
     out = out.resolve()
     env = os.environ | ({"ZCACTOR_GPU": "fake"} if driver == "fake" else {})
     began, rows, tails = time.monotonic(), list[str](), list[str]()
@@ -158,6 +157,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.out is None) == (options.gather is None):
         parser.error("either --out DIR or --gather DIR is needed")
+    if not options.seconds > 0:
+        parser.error(f"--seconds {options.seconds:g}: it must be above 0")
+    if options.out is not None:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--out {options.out}: {error.strerror}")
     if options.gather is not None:
         return gather(options.gather)
     return check(options.driver, options.out, options.seconds, options.wheels)

@@ -52,5 +52,14 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         with pytest.raises(SystemExit) as caught:
             gpu_card.main(arguments)
         assert caught.value.code == 2 and "--out DIR or --gather DIR" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    for arguments, text in (
+        (["--out", str(tmp_path), "--seconds", "nan"], "must be above 0"),
+        (["--out", str(tmp_path), "--seconds", "0"], "must be above 0"),
+        (["--out", str(tmp_path / "file")], "File exists"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            gpu_card.main(arguments)
+        assert caught.value.code == 2 and text in capsys.readouterr().err
     with pytest.raises(SystemExit, match="--gather"):
         gpu_card.main(["--out", str(tmp_path), "--wheels", str(tmp_path)])
