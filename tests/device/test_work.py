@@ -8,7 +8,7 @@ from tests.device.helpers import NEVER, held, opened, settle
 from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.imports import OpenEvent
-from zcactor.device.work import Work, lend, lent_others
+from zcactor.device.work import Work, lend, lent_others, looks
 from zcactor.errors import ObjectLost
 from zcactor.testing.device_peer import finish, mapped, read, write
 
@@ -118,6 +118,17 @@ def test_bytes_that_are_lost_are_read_by_nobody_until_all_are_written_again() ->
         work.has_written(gpu.events.record(0), whole=True)
         work.before_reading(0, 0)
         work.seal()
+
+
+def test_a_wait_for_several_ends_with_any_loss() -> None:
+    with opened() as store:
+        gpu = store.gpus[0]
+        events = [OpenEvent(gpu, gpu.driver.promise_event(0)) for _ in range(2)]
+        waiting = looks((event.moment() for event in events), 0, 0)
+        next(waiting)
+        gpu.driver.keep_promise(0, events[1].event, False)
+        with pytest.raises(ObjectLost):
+            next(waiting)
 
 
 def test_work_of_others_is_noted_once() -> None:

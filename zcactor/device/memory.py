@@ -45,12 +45,11 @@ def wait_on_host(moments: Iterable[Moment], seconds: float = inf) -> None:
     Raises:
         DeviceError, ObjectLost: see `looks`.
     """
-    for moment in moments:
-        until = time.monotonic() + seconds
-        for pause in looks(moment, _FIRST_PAUSE, _LAST_PAUSE):
-            if time.monotonic() >= until:
-                break
-            time.sleep(pause)  # a wait of the driver's would never end where the process is gone that does the work
+    until = time.monotonic() + seconds
+    for pause in looks(moments, _FIRST_PAUSE, _LAST_PAUSE):
+        if time.monotonic() >= until:
+            break
+        time.sleep(pause)  # a wait of the driver's would never end where the process is gone that does the work
 
 
 class _Hold:

@@ -24,18 +24,18 @@ _LOOKED_AT = 16
 """Number of reads from which on those that are done are forgotten: an array that is read often keeps few events."""
 
 
-def looks(moment: Moment, first: float, last: float) -> Iterator[float]:
-    """Look at a moment until its work is done. Between two looks the caller waits for the seconds that come, which grow
-    from `first` to `last`.
+def looks(moments: Iterable[Moment], first: float, last: float) -> Iterator[float]:
+    """Look at moments until the work of all is done. Between two looks the caller waits for the seconds that come,
+    which grow from `first` to `last`.
 
     Raises:
         DeviceError: see `Moment.done`.
-        ObjectLost: the process that would do the work has ended. No wait of a driver would end then.
+        ObjectLost: a process that would do some of the work has ended. No wait of a driver would end then.
     """
     begun, pause = time.monotonic(), first
-    while not moment.done():
-        if moment.is_lost():
-            raise ObjectLost(moment.loss)
+    left = list(moments)
+    while left := pending(left):
+        _check_all(left)
         yield pause
         pause = min(max(first, (time.monotonic() - begun) / _LOOKS), last)
 

@@ -31,9 +31,8 @@ async def until_done(moments: Iterable[Moment]) -> None:
     """
     from zcactor.device.work import looks
 
-    for moment in moments:
-        for pause in looks(moment, _FIRST_PAUSE, _LAST_PAUSE):
-            await asyncio.sleep(pause)
+    for pause in looks(moments, _FIRST_PAUSE, _LAST_PAUSE):
+        await asyncio.sleep(pause)
 
 
 async def copied(
