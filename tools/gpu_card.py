@@ -29,6 +29,8 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 SECONDS: Final = 530.0
 """Seconds of a run: a machine that is lent for ten minutes has some left."""
+GRACE: Final = 3.0
+"""Seconds in which a step ends what it has started."""
 TAIL: Final = 60
 """Lines of each step on the page."""
 TESTERS: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
@@ -79,10 +81,20 @@ def run(step: Step, seconds: float, where: Path, env: dict[str, str], out: Path)
         except subprocess.TimeoutExpired:
             verdict = f"not done after {seconds:.0f} s"
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            end(process)
     return verdict, time.monotonic() - began
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a step that has not ended, first by SIGTERM: `tools/gpu_check.py` ends its check then."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def check(driver: str, out: Path, seconds: float, wheels: Path | None) -> int:
@@ -170,4 +182,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the step is ended, too
     sys.exit(main())

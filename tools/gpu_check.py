@@ -44,14 +44,22 @@ def row(name: str, driver: str, limit: float) -> dict[str, Any]:
     try:
         printed, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        end(process)
         printed, _ = process.communicate()
         found = {"status": "timeout", "detail": f"not done after {limit:g} s; {printed[-2000:]}", "figures": {}}
     else:
         lines = [line for line in printed.splitlines() if line.startswith(MARK)]
         ended = {"status": "fail", "detail": f"ended with {process.returncode}: {printed[-2000:]}", "figures": {}}
         found = json.loads(lines[-1].removeprefix(MARK)) if lines else ended
+    finally:
+        end(process)
     return {"check": name, "status": found["status"], "seconds": round(time.monotonic() - began, 2)} | found
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a check that has not ended, and what it has started. It may hang in the driver."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def child(name: str, driver: str) -> None:
@@ -101,4 +109,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that checks are ended, too
     sys.exit(main())

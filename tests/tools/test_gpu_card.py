@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.driver.programs import until
 from tools import gpu_card
 from tools.gpu_card import Step
 
@@ -37,6 +41,19 @@ def test_a_suite_of_which_nothing_ran_is_no_success_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(gpu_card, "steps", lambda driver, out: [Step("suite", 1, PRINTS)])
     assert gpu_card.main(["--driver", driver, "--out", str(tmp_path)]) == status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_check_that_hangs_is_ended_with_the_run(tmp_path: Path, number: int) -> None:
+    """The check is stopped, as one in a driver that hangs."""
+    command = [sys.executable, "tools/gpu_check.py", "--driver", "fake", "--out", str(tmp_path), "--only", "one_queue"]
+    with subprocess.Popen(command, cwd=gpu_card.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        (child,) = until(lambda: psutil.Process(run.pid).children(), "the check has begun")
+        child.suspend()
+        run.send_signal(number)
+        assert run.wait(60)
+        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the check is ended")
 
 
 def test_the_steps_are_real(tmp_path: Path) -> None:
