@@ -49,10 +49,16 @@ def test_a_check_that_hangs_is_ended_with_the_run(tmp_path: Path, number: int) -
     """The check is stopped, as one in a driver that hangs."""
     command = [sys.executable, "tools/gpu_check.py", "--driver", "fake", "--out", str(tmp_path), "--only", "one_queue"]
     with subprocess.Popen(command, cwd=gpu_card.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        (child,) = until(lambda: psutil.Process(run.pid).children(), "the check has begun")
-        child.suspend()
-        run.send_signal(number)
-        assert run.wait(60)
+        try:
+            (child,) = until(lambda: psutil.Process(run.pid).children(), "the check has begun")
+            # Before its exec the child has the run's memory and keeps the run in vfork, where no signal reaches it.
+            until(lambda: "--child" in child.cmdline(), "the check is started")
+            until(lambda: any("numpy" in each.path for each in child.memory_maps()), "the check runs")
+            child.suspend()
+            run.send_signal(number)
+            assert run.wait(60)
+        finally:
+            run.kill()
         until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the check is ended")
 
 
