@@ -267,6 +267,23 @@ async def test_a_rank_that_hears_of_the_end_from_another_one_does_its_work() -> 
         assert [await actor.ends() for actor in actors] == [["destroyed"], ["destroyed"]]
 
 
+@pytest.mark.parametrize("end", ["member", "link"])
+async def test_a_result_that_outlives_its_group_is_lost_with_a_rank(end: str) -> None:
+    async with gpu_ranks(2) as (group, actors):
+        await zc.get([actor.hold_and_reduce(group) for actor in actors], timeout=30)
+        await actors[0].forget(actors[1])
+        if end == "member":
+            await actors[0].let_go()
+            os.kill(await actors[1].pid(), signal.SIGKILL)
+            del actors[1]
+        else:
+            await actors[1].fail("check")
+        assert [await actor.ends() for actor in actors] == [["aborted"]] * len(actors)
+        for actor in actors:
+            await actor.let_go()
+            assert await actor.lost() == ["ObjectLost"] * 4
+
+
 async def test_a_timeout_ends_the_waiting_only() -> None:
     async with gpu_ranks(2) as (group, actors):
         name, text = await actors[0].raises(group, "allreduce", ONES, timeout=0.05)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 from zcactor.collectives.nccl import found_nccl
 from zcactor.device.events import OTHERS, Moment
 from zcactor.device.streams import GpuStream
-from zcactor.errors import DeviceError, ProtocolError, ZcactorError
+from zcactor.errors import DeviceError, ProtocolError
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,6 +31,9 @@ __all__ = ["Exchanging", "GpuExchange", "GpuOutcome", "Queued", "exchange_of", "
 
 _LOOK: Final = 1.0
 """Seconds between looks at work that is not done: NCCL tells of a lost link or peer only where it is asked."""
+_FIRST_LOOK: Final = 0.001
+"""Seconds to the first look at the work of a group that nobody holds any more. Each later one is after twice the time,
+up to `_LOOK`."""
 
 
 class GpuOutcome(Moment):
@@ -151,8 +154,13 @@ class GpuExchange:
         self._looks: asyncio.TimerHandle | None = None
         """The next look at work that is not done."""
         self._gpu: GpuMemory | None = None
-        self._over = False
-        """Whether the communicator was aborted or is given up."""
+        self._closed = False
+        """Whether no operation is run any more."""
+        self._settled = False
+        """Whether all work is known to be done or ended, after the last operation."""
+        self._aborted: Final = threading.Event()
+        self._calling: Final = threading.Lock()
+        """Held to ask or to end the communicator: its end comes from the lane or from another thread."""
 
     def bind(self, gpu: GpuMemory) -> None:
         """Note the GPU of an operation's array.
@@ -179,7 +187,7 @@ class GpuExchange:
         self._advance()
 
     def _advance(self) -> None:
-        while self._waiting and not self._making and not self._over:
+        while self._waiting and not self._making and not self._closed:
             if self._communicator is None:
                 self._attempt += 1
                 self._making = True
@@ -207,7 +215,7 @@ class GpuExchange:
         self._call(partial(self._tell, attempt, gpu, _Seen(gpu.uuid if gpu else "", reason, name)))
 
     def _tell(self, attempt: int, gpu: GpuMemory | None, seen: _Seen) -> None:
-        if self._over:
+        if self._closed:
             return
         self._gpu = gpu
         member = self._member
@@ -272,7 +280,7 @@ class GpuExchange:
         self._call(partial(self._connected, made, stream))
 
     def _connected(self, made: Communicator, stream: GpuStream) -> None:
-        if self._over:  # the group has broken meanwhile
+        if self._closed:  # the group has broken meanwhile
             self._aside(made.abort)
             return
         self._communicator, self._stream, self._making = made, stream, False
@@ -285,7 +293,7 @@ class GpuExchange:
         assert gpu is not None
         assert stream is not None
         try:
-            if self._over and self._communicator is None:  # aborted
+            if self._aborted.is_set():
                 return
             queued = operation.queue(communicator, gpu, stream.ptr)
         except Exception as error:  # the other ranks have queued their part, and wait for this one on their GPUs
@@ -296,7 +304,7 @@ class GpuExchange:
     def _note(self, queued: Queued) -> None:
         self._forget_done()
         self._pending.append(queued.outcome)
-        if self._over and self._communicator is None:
+        if self._aborted.is_set():
             queued.outcome.lost = True  # the abort may have ended the work, and the operation has failed in any case
             self._lose()
         self._look_later()
@@ -306,22 +314,29 @@ class GpuExchange:
         self._pending = [each for each in self._pending if not _is_done(each)]
 
     def _look_later(self) -> None:
-        if self._looks is None and not self._over:
+        if self._looks is None and not self._closed:
             self._looks = self._loop.call_later(_LOOK, self._look)
 
     def _look(self) -> None:
         self._looks = None
         self._forget_done()
         if self._pending and self._communicator is not None:
-            self._lane.do(partial(self._check, self._communicator))
+            self._lane.do(self._check_later)
 
-    def _check(self, communicator: Communicator) -> None:
+    def _check(self) -> bool:
+        """Ask the communicator for a fault. Returns whether there was none. Called in the lane."""
         try:
-            communicator.check()
+            with self._calling:
+                if self._communicator is not None:
+                    self._communicator.check()
         except Exception as error:  # the GPUs of the group wait for each other for ever
             self._call(partial(self._failed, error))
-            return
-        self._call(self._look_later)
+            return False
+        return True
+
+    def _check_later(self) -> None:
+        if self._check():
+            self._call(self._look_later)
 
     def _failed(self, error: Exception) -> None:
         member = self._member
@@ -335,38 +350,59 @@ class GpuExchange:
 
     # ---------------------------------------------------------------- the end
 
+    @property
+    def lingers(self) -> bool:
+        """See `zcactor.collectives.operations.Ending`."""
+        return self._closed and not self._settled
+
     def abort(self) -> None:
         """End all work, done or not, as the group is broken. Arrays that were not computed are lost. Idempotent."""
-        if self._over:
+        if self._settled:
             return
+        self._aborted.set()
         self._stop()
         self._waiting.clear()
         self._lose()
-        communicator, self._communicator = self._communicator, None
-        if communicator is not None:
-            self._aside(communicator.abort)
-        self._lane.end()
+        if self._communicator is not None:
+            self._aside(lambda: self._give_up(lambda communicator: communicator.abort()))
+        self._settle()
 
     def close(self) -> None:
         """Give the communicator up once all queued work is done, as nobody holds the group any more. Idempotent."""
-        if self._over:
+        if self._closed:
             return
+        self._groups.linger(self._member)
+        self._lane.do(self._finish)
         self._stop()
-        if self._communicator is not None and self._stream is not None:
-            self._lane.do(partial(self._destroy, self._communicator, self._stream))
-        self._lane.end()
+
+    def _settle(self) -> None:
+        self._settled = True
+        self._groups.settled(self._member)
 
     def _stop(self) -> None:
-        self._over = True
+        if not self._closed:
+            self._closed = True
+            self._lane.end()
         if self._looks is not None:
             self._looks.cancel()
             self._looks = None
 
-    @staticmethod
-    def _destroy(communicator: Communicator, stream: GpuStream) -> None:
-        with contextlib.suppress(ZcactorError):  # a broken GPU does no work any more
-            stream.synchronize()
-        communicator.destroy()
+    def _finish(self) -> None:
+        """Give the communicator up after all work, or with the first fault. Called in the lane."""
+        pause = _FIRST_LOOK
+        while self._stream is not None and not _is_idle(self._stream):
+            if self._aborted.wait(pause) or not self._check():
+                return
+            pause = min(2 * pause, _LOOK)
+        self._give_up(lambda communicator: communicator.destroy())
+        self._call(self._settle)
+
+    def _give_up(self, end: Callable[[Communicator], None]) -> None:
+        """Let one thread end the communicator, by whichever call comes first."""
+        with self._calling:
+            communicator, self._communicator = self._communicator, None
+            if communicator is not None:
+                end(communicator)
 
     @staticmethod
     def _aside(job: Callable[[], None]) -> None:
@@ -383,6 +419,13 @@ def _is_done(moment: Moment) -> bool:
         return moment.done()
     except DeviceError:  # the context is broken
         return False
+
+
+def _is_idle(stream: GpuStream) -> bool:
+    try:
+        return stream.done()
+    except DeviceError as error:  # a broken context does no work any more
+        return error.fatal
 
 
 def exchange_of(member: Member) -> GpuExchange:

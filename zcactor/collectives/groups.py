@@ -120,6 +120,8 @@ class Groups:
         self.counts = Counts()
         self._hosts = hosts
         self._members: dict[bytes, dict[int, Member]] = {}
+        self._lingering: set[Member] = set()
+        """Members of groups that nobody holds any more, whose work on GPUs is under way."""
         self._founded: dict[bytes, list[bytes]] = {}
         """Processes of the members of groups that this process has founded, by key."""
         self._dropped: deque[bytes] = deque()
@@ -270,7 +272,18 @@ class Groups:
             self.process.pushes.expectations.takers.pop(member.word, None)
             member.close()
         if members:
-            self._keep({seat.process for seat in next(iter(members.values())).seats}, -1)
+            self._keep(_processes_of(next(iter(members.values()))), -1)
+
+    def linger(self, member: Member) -> None:
+        """Stay connected to the processes of a forgotten member until `settled`, to hear of their ends."""
+        self._lingering.add(member)
+        self._keep(_processes_of(member), 1)
+
+    def settled(self, member: Member) -> None:
+        """Forget a member whose work is done or ended. Idempotent."""
+        if member in self._lingering:
+            self._lingering.discard(member)
+            self._keep(_processes_of(member), -1)
 
     # ---------------------------------------------------------------- from peers
 
@@ -382,7 +395,8 @@ class Groups:
 
     def broken(self, key: bytes, rank: int, actor: str, cause: str) -> None:
         """Take the news that a member is gone."""
-        for member in list(self._members.get(key, {}).values()):
+        lingering = [member for member in self._lingering if member.key == key]
+        for member in [*self._members.get(key, {}).values(), *lingering]:
             member.break_up(rank, actor, cause)
 
     # ---------------------------------------------------------------- long waits
@@ -476,9 +490,8 @@ class Groups:
                 self._messages_lost(session.peer_process)
             return
         cause = session.given_up or "its process has ended"
-        for members in list(self._members.values()):
-            for member in list(members.values()):
-                member.lost(session.peer_process, cause)
+        for member in [*(each for members in self._members.values() for each in members.values()), *self._lingering]:
+            member.lost(session.peer_process, cause)
 
     def _messages_lost(self, process: bytes) -> None:
         """Break the groups with ranks of `process`, which lives on: nobody sends their publications again."""
@@ -591,6 +604,10 @@ class Groups:
                 member.exchange.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _processes_of(member: Member) -> set[bytes]:
+    return {seat.process for seat in member.seats}
 
 
 def _error_of(job: Callable[[], None]) -> BaseException | None:

@@ -228,7 +228,8 @@ class Member:
         """End all operations, as nobody holds the group any more. Work queued on GPUs is still done, on all ranks."""
         if self.exchange is not None:
             self.exchange.close()
-        self._end((-1, "", "nobody holds the group any more"), "group_forget", self.key)
+        if self.broken is None:
+            self._end((-1, "", "nobody holds the group any more"), "group_forget", self.key)
 
     def _stay_awake(self) -> None:
         if self.spinner is not None:
@@ -568,21 +569,20 @@ class Member:
 
     def break_up(self, rank: int, actor: str, cause: str) -> None:
         """End all operations with `GroupBroken`, now and from now on, and tell the other ranks. The first cause
-        counts."""
-        self._end((rank, actor, cause), "group_broken", self.key, rank, actor, cause)
+        counts. Work on GPUs that a group has left behind is ended, too."""
+        if self.broken is None or (self.exchange is not None and self.exchange.lingers):
+            if self.exchange is not None:
+                self.exchange.abort()
+            self._end((rank, actor, cause), "group_broken", self.key, rank, actor, cause)
 
     def _end(self, fault: tuple[int, str, str], method: str, *values: Any) -> None:
-        if self.broken is not None:
-            return
-        self.broken = *fault, self.epoch
+        self.broken = self.broken or (*fault, self.epoch)
         self.seat.open = False
         others = {self.seats[other].process: other for other in self._others if other != fault[0]}
         for process, other in others.items():
             session = None if process == self.process.process else self._session(other)
             if session is not None:
                 self.process.requests.send(session, method, values)
-        if self.exchange is not None:
-            self.exchange.abort()
         self._pieces.clear()
         early, self._early = self._early, {}
         for seq, publications in early.items():

@@ -68,7 +68,11 @@ class Ranked(Protocol):
 
 
 class Ending(Protocol):
-    """The part of a member that ends with it."""
+    """The part of a member that ends with it, or later."""
+
+    @property
+    def lingers(self) -> bool:
+        """Whether work may be under way yet after `close`. All ranks are needed for the work."""
 
     def abort(self) -> None:
         """End it at once, as the group is broken. Idempotent."""
