@@ -284,6 +284,15 @@ async def test_a_result_that_outlives_its_group_is_lost_with_a_rank(end: str) ->
             assert await actor.lost() == ["ObjectLost"] * 4
 
 
+async def test_a_loop_that_waits_for_an_exchange_learns_of_the_end_of_a_rank() -> None:
+    async with gpu_ranks(2) as (group, actors):
+        await zc.get([actor.hold_and_reduce(group) for actor in actors], timeout=30)
+        await actors[0].let_go()
+        lost = actors[0].lost()  # an async method, which waits on its loop
+        os.kill(await actors[1].pid(), signal.SIGKILL)
+        assert await asyncio.wait_for(lost, 30) == ["ObjectLost"] * 4
+
+
 async def test_a_timeout_ends_the_waiting_only() -> None:
     async with gpu_ranks(2) as (group, actors):
         name, text = await actors[0].raises(group, "allreduce", ONES, timeout=0.05)

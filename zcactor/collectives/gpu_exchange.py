@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import deque
 from functools import partial
 from queue import SimpleQueue
@@ -47,12 +48,14 @@ class GpuOutcome(Moment):
     loss = "a member of the group ended before its exchange on the GPUs was done; compute the value again"
     spoils_libraries = False  # each later operation of the group raises, so its ranks know
 
-    __slots__ = ("lost", "moment")
+    __slots__ = ("exchange", "lost", "moment")
 
     def __init__(self, moment: Moment) -> None:
         super().__init__(None, moment.driver, moment.device, moment.event, OTHERS)
         self.moment: Final = moment
         self.lost = False
+        self.exchange: weakref.ref[GpuExchange] | None = None
+        """The exchange, once the work is queued."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -67,7 +70,11 @@ class GpuOutcome(Moment):
         """Do nothing: the array has the work's moment beside this."""
 
     def is_lost(self) -> bool:
-        """Whether the work was ended before it was done."""
+        """Whether the work was ended before it was done, or will be: the loop may wait for the work in this call, and
+        cannot hear of the end of a rank then."""
+        exchange = None if self.exchange is None else self.exchange()
+        if exchange is not None and exchange.is_cut_off() and not self.done():
+            self.lost = True
         return self.lost
 
 
@@ -299,6 +306,7 @@ class GpuExchange:
         except Exception as error:  # the other ranks have queued their part, and wait for this one on their GPUs
             self._call(partial(self._failed, error))
             return
+        queued.outcome.exchange = weakref.ref(self)
         self._call(partial(self._note, queued))
 
     def _note(self, queued: Queued) -> None:
@@ -347,6 +355,13 @@ class GpuExchange:
         for each in self._pending:
             each.lost = each.lost or not _is_done(each)
         self._pending.clear()
+
+    def is_cut_off(self) -> bool:
+        """Whether a rank's process has ended its connection to this one, though the loop may not know. Any thread may
+        ask."""
+        used = self._member.process.sessions.used
+        sessions = [used.get(seat.process) for seat in self._member.seats]
+        return any(session is not None and session.connection.hung_up() for session in sessions)
 
     # ---------------------------------------------------------------- the end
 
