@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.device.helpers import opened
+from tests.device.helpers import opened, seen
 from tests.device.torch_stand_in import StandIn
 from zcactor.device import _torch
 from zcactor.device.arena import EXTENT_NBYTES
@@ -298,6 +298,12 @@ def test_tensors_are_objects_of_the_store(torch: StandIn) -> None:
         assert known is not None and known.library == "torch"
         block: Any = known.array.holder
         assert type(block) is TorchBlock and (block.address, block.nbytes) == (tensor.data_ptr(), 1000)
+        block.lend(reader := object())
+        lent = known.array.readonly
+        block.take_back(reader)
+        assert (lent, known.array.readonly) == (True, False)
+        known.array.fill(7)
+        assert (seen(known.array) == 7).all()
         part = known_array(devices, tensor.part(100, 50))
         assert part is not None and part.array.holder is block and part.array.address == block.address + 100
         other = known_array(devices, outside)

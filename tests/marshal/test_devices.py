@@ -21,6 +21,7 @@ from zcactor.errors import ProtocolError
 from zcactor.marshal.devices import _last, unpack_device_array
 from zcactor.marshal.unpacking import Unpacking
 from zcactor.marshal.values import encode
+from zcactor.objects import device_direct
 from zcactor.objects.locations import LostPart
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.ref import RegionKind
@@ -369,7 +370,9 @@ async def test_a_large_copy_of_memory_that_is_not_pinned_does_not_hold_up_the_lo
 # ---- failures
 
 
-@pytest.mark.parametrize("call", ["import_", "reserve", "map", "export", "open_event", "export_event"])
+@pytest.mark.parametrize(
+    "call", ["import_", "reserve", "map", "export", "open_event", "export_event", "add_event_page"]
+)
 async def test_a_call_that_fails_once_is_an_error_or_another_path(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(f"fail={call}" + (":2" if call in {"reserve", "map"} else "")):
         actor = await spawned()
@@ -385,6 +388,16 @@ async def test_a_call_that_fails_once_is_an_error_or_another_path(call: str, mon
             del x
         assert failed == ([call] if call in {"open_event", "export_event"} else [])  # arrays come without extents, too
         await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
+
+
+async def test_an_import_that_was_refused_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_direct, "FIRST_PAUSE", 0.0)
+    async with running("fail=import_"):
+        actor = await spawned()
+        for extents in (0, 1):
+            x = await actor.full(1000, extents)
+            assert (zc.to_host(x) == extents).all() and zc.stats().device_extents == extents
+            del x
 
 
 async def test_the_owner_dies() -> None:

@@ -169,7 +169,10 @@ class Imports:
             if answer.events is not None and driver is not None and driver.shared_events:
                 if answer.process is None:
                     return "its owner is in another PID namespace, and Linux before 6.5 does not say when it ends"
-                driver.add_event_page(answer.events, answer.process)
+                try:
+                    driver.add_event_page(answer.events, answer.process)
+                except DeviceError as error:
+                    return str(error)
             for each in answer.extents:
                 reason = self._add(peer, each) or reason
         return reason

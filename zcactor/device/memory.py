@@ -74,6 +74,7 @@ class DeviceBlock:
     Args:
         gpu: the memory.
         nbytes: bytes.
+        given: the holder of bytes that somebody else has allocated, and their address; None to allocate bytes.
 
     Raises:
         OutOfMemory: the GPU has no room.
@@ -89,13 +90,16 @@ class DeviceBlock:
     """As for `zcactor.objectstore.store.Block`: peers may read the bytes after their connections have ended."""
     of_numpy: Final = False
 
-    def __init__(self, gpu: GpuMemory, nbytes: int) -> None:
-        placed = gpu.arena.allocate(nbytes)
-        self.hold: Final = _Hold(gpu.arena, placed)
+    def __init__(self, gpu: GpuMemory, nbytes: int, given: tuple[Any, int] | None = None) -> None:
+        if given is None:
+            placed = gpu.arena.allocate(nbytes)
+            given = _Hold(gpu.arena, placed), placed.address
+            gpu.blocks[placed.offset] = self
+        self.hold: Final = given[0]
+        self.address: Final = given[1]
         self.gpu: Final = gpu
         self.id: Final = ids.bits(62) | 1 << 62
         """Id of the object (u64), which no peer can guess."""
-        self.address: Final = placed.address
         self.nbytes: Final = nbytes
         self.sealed = False
         """Whether the object was shared, so that nobody may write to it."""
@@ -111,7 +115,6 @@ class DeviceBlock:
         """The last write, where peers were told its event: that is not used again before the object's end."""
         self.version: object = None
         """The version of a library's elements when they were passed; see `zcactor.device.foreign.Known`."""
-        gpu.blocks[self.hold.offset] = self
 
     @property
     def work(self) -> Work:

@@ -18,7 +18,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from zcactor import ids
 from zcactor.device import _torch
 from zcactor.device.arena import EXTENT_NBYTES
 from zcactor.device.interchange import imported
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zcactor.device.memory import GpuMemory
-    from zcactor.objectstore.store import Store
 
 __all__ = ["ALLOCATE", "FREE", "TorchBlock", "TorchMemory", "allocates_for_torch"]
 
@@ -87,15 +85,7 @@ class TorchBlock(DeviceBlock):
     __slots__ = ()
 
     def __init__(self, gpu: GpuMemory, offset: int, address: int, nbytes: int, storage: object) -> None:
-        self.hold = _StorageHold(gpu, offset, storage)  # type: ignore[misc, assignment]
-        self.gpu = gpu  # type: ignore[misc]
-        self.id = ids.bits(62) | 1 << 62  # type: ignore[misc]
-        self.address = address  # type: ignore[misc]
-        self.nbytes = nbytes  # type: ignore[misc]
-        self.sealed = self.exported = False
-        self.path = ""
-        self.store: Store | None = None
-        self.told = self.version = None
+        super().__init__(gpu, nbytes, (_StorageHold(gpu, offset, storage), address))
 
 
 class TorchMemory:

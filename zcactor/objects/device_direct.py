@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.transport.base import Connection
 
-__all__ = ["DirectReads"]
+__all__ = ["DirectReads", "Rejections"]
 
 _MAX_KEY: Final = (1 << 32) - 1
 _MAX_SEAL: Final = (1 << 16) - 1
@@ -41,13 +41,29 @@ LAST_PAUSE: Final = 60.0
 
 
 class _Rejection(NamedTuple):
-    """The refusal of this way for arrays of one peer."""
+    """The refusal of a way for arrays of one peer."""
 
     reason: str
     until: float
     """The loop's time at which the way is tried again."""
     pause: float
     """Seconds from the refusal until then."""
+
+
+class Rejections(dict[Any, _Rejection]):
+    """The last refusals of a way, by peer or by another key. Used on the loop's thread."""
+
+    def note(self, key: object, reason: str) -> None:
+        """Take other ways for a second. Each time that this was too short, the time doubles, up to a minute: a refusal
+        of a driver may last for a moment, and an attempt is cheap beside an array."""
+        last = self.get(key)
+        pause = FIRST_PAUSE if last is None else min(2 * last.pause, LAST_PAUSE)
+        self[key] = _Rejection(reason, asyncio.get_running_loop().time() + pause, pause)
+
+    def holds(self, key: object) -> bool:
+        """Whether the way is not to be tried for now."""
+        last = self.get(key)
+        return last is not None and asyncio.get_running_loop().time() < last.until
 
 
 class DirectReads:
@@ -65,19 +81,12 @@ class DirectReads:
         self._requests = requests
         self._pieces = pieces
         self._store = store
-        self.rejected: dict[bytes, _Rejection] = {}
+        self.rejected: Final = Rejections()
         """The last refusal for each peer whose arrays do not come this way for now."""
 
     def forget(self, peer: bytes) -> None:
         """Forget the refusal for a peer that has ended."""
         self.rejected.pop(peer, None)
-
-    def _reject(self, peer: bytes, reason: str) -> None:
-        """Take other ways for a second. Each time that this was too short, the time doubles, up to a minute: a refusal
-        of a driver may last for a moment, and an attempt is cheap beside an array."""
-        last = self.rejected.get(peer)
-        pause = FIRST_PAUSE if last is None else min(2 * last.pause, LAST_PAUSE)
-        self.rejected[peer] = _Rejection(reason, asyncio.get_running_loop().time() + pause, pause)
 
     # ---- the owner
 
@@ -170,10 +179,7 @@ class DirectReads:
             ProtocolError: the owner names other memory than that of the array. Nothing was read.
             RemoteError: the owner has no such array, or it is never computed.
         """
-        last = self.rejected.get(lease.owner)
-        if self._against_connection(session.connection) or (
-            last is not None and asyncio.get_running_loop().time() < last.until
-        ):
+        if self._against_connection(session.connection) or self.rejected.holds(lease.owner):
             return None
         try:
             reason = await self.against(session.connection.gpu_reading, gpu)
@@ -187,7 +193,7 @@ class DirectReads:
             return None
         except (DeviceError, OSError) as error:
             reason = str(error)
-        self._reject(lease.owner, reason)
+        self.rejected.note(lease.owner, reason)
         return None
 
     async def _read(self, session: Session, lease: DeviceLease, gpu: GpuMemory) -> DeviceBlock | str:

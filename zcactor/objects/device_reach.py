@@ -25,7 +25,7 @@ from zcactor.errors import (
 )
 from zcactor.later import np
 from zcactor.marshal.values import Code, unpackers
-from zcactor.objects.device_direct import DirectReads
+from zcactor.objects.device_direct import DirectReads, Rejections
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.locations import LostPart, outcome
 from zcactor.objectstore.ref import RegionKind
@@ -79,8 +79,9 @@ class DeviceReach:
         """The copies of arrays that cannot be mapped."""
         self.direct = DirectReads(tasks, requests, self.pieces, store)
         """The arrays that network cards carry from GPU to GPU."""
-        self.rejected: dict[tuple[bytes, int], str] = {}
-        """The reasons why the memory of a peer's GPU cannot be mapped here, by the peer and its number of the GPU."""
+        self.rejected: Final = Rejections()
+        """The reasons why the memory of a peer's GPU cannot be mapped here for now, by the peer and its number of the
+        GPU."""
         self._fetching: dict[bytes, asyncio.Lock] = {}
         self._wanted: dict[bytes, set[int]] = {}
         """The places around which extents are to be fetched, by their owners."""
@@ -163,7 +164,8 @@ class DeviceReach:
 
     def _may_map(self, owner: Session, lease: DeviceLease) -> bool:
         """Whether the bytes of a lease may be had without a copy."""
-        return bool(owner.connection.fetch_extents is not None and _gpu_of(lease) not in self.rejected and self._gpus())
+        may_come = owner.connection.fetch_extents is not None and not self.rejected.holds(_gpu_of(lease))
+        return may_come and bool(self._gpus())
 
     def _gpus(self) -> list[Any]:
         """The memory of this process on the GPUs that it sees."""
@@ -264,7 +266,7 @@ class DeviceReach:
                     return
                 reason = await asyncio.to_thread(imports.add, lease.owner, answer)
                 if self._extent(lease) is None:
-                    self.rejected[_gpu_of(lease)] = reason or "the owner does not export its memory"
+                    self.rejected.note(_gpu_of(lease), reason or "the owner does not export its memory")
 
     def tell_gone(self, readers: set[bytes], place: int) -> None:
         """Let the processes that may have an extent of ours mapped unmap it."""
