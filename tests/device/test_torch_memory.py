@@ -153,7 +153,7 @@ def test_free_extents_go_back() -> None:
         assert devices.used == EXTENT_NBYTES and _torch.figures(made.number) == (EXTENT_NBYTES, 0)
 
 
-NAMES = ["reserve", "unreserve", "create", "map", "unmap", "allow", "release", "synchronize"]
+NAMES = ["reserve", "unreserve", "create", "map", "unmap", "allow", "release", "synchronize", "exchange"]
 CALLS = ctypes.c_long * len(NAMES)
 
 

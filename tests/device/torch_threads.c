@@ -60,11 +60,19 @@ long run(alloc_t alloc, free_t give_back, int device, long rounds) {
 
 /* CUDA's functions that make an extent, and fail where a test says so. */
 static uint64_t next = (uint64_t)1 << 40;
-long calls[8];
+long calls[9];
 int fails = -1;
+static _Thread_local int mode; /* 0: a capture by another thread is invalidated by each call but `synchronize` */
 
+static int exchange(int *other) {
+    int before = mode;
+    mode = *other;
+    *other = before;
+    return 0;
+}
 static int call(int number) {
     calls[number]++;
+    if (mode != 2 && number < 7) abort();
     return number == fails;
 }
 static int reserve(uint64_t *address, size_t nbytes, size_t alignment, uint64_t at, unsigned long long flags) {
@@ -90,4 +98,4 @@ static int allow(uint64_t address, size_t nbytes, const void *access, size_t cou
 }
 static int release(uint64_t handle) { return (void)handle, call(6); }
 static int synchronize(void *stream) { return (void)stream, call(7); }
-void *functions[8] = {reserve, unreserve, create, map, unmap, allow, release, synchronize};
+void *functions[9] = {reserve, unreserve, create, map, unmap, allow, release, synchronize, exchange};

@@ -36,8 +36,10 @@ typedef struct { /* CUDA's functions; all return 0 where they succeed */
     int (*allow)(uint64_t address, size_t nbytes, const void *access, size_t count);
     int (*release)(uint64_t handle);
     int (*synchronize)(void *stream);
+    int (*exchange)(int *mode); /* of captures, for this thread */
 } functions_t;
-#define FUNCTIONS 8
+#define FUNCTIONS 9
+#define RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED: calls have nothing to do with graphs that are captured meanwhile */
 
 typedef struct {
     unsigned pool;   /* 0: none */
@@ -102,8 +104,7 @@ static uint64_t left(const device_t *d) {
     uint64_t taken = d->made + d->beside;
     return d->limit > taken ? d->limit - taken : 0;
 }
-/* Make an extent by CUDA's functions. Returns 0, or -1: the GPU has no room, or the limit is reached. */
-static int make_extent(device_t *d, int device, uint64_t least) {
+static int make_relaxed(device_t *d, int device, uint64_t least) {
     uint64_t nbytes = least > d->extent ? least : d->extent, address = 0, handle = 0;
     nbytes = (nbytes + d->step - 1) / d->step * d->step;
     if (nbytes > left(d)) nbytes = (least + d->step - 1) / d->step * d->step;
@@ -118,6 +119,14 @@ static int make_extent(device_t *d, int device, uint64_t least) {
     d->made += nbytes;
     return 0;
 }
+/* Make an extent by CUDA's functions. Returns 0, or -1: the GPU has no room, or the limit is reached. */
+static int make_extent(device_t *d, int device, uint64_t least) {
+    int mode = RELAXED, code;
+    d->call.exchange(&mode);
+    code = make_relaxed(d, device, least);
+    d->call.exchange(&mode);
+    return code;
+}
 /* Bytes of the extents that were made here and have no tensors. */
 static uint64_t idle_in(unsigned pool, int device) {
     uint64_t idle = 0;
@@ -130,7 +139,8 @@ static uint64_t idle_in(unsigned pool, int device) {
  * more than `keep` bytes. Returns whether there was one. */
 static int give_back(device_t *d, int device, uint64_t keep) {
     uint64_t idle = idle_in(d->pool, device);
-    int given = 0;
+    int given = 0, mode = RELAXED;
+    d->call.exchange(&mode);
     for (size_t i = count; i-- && idle > keep;) {
         extent_t *e = extents + i;
         if (e->pool != d->pool || e->device != device || !e->made || e->taken || e->heap->used) continue;
@@ -142,6 +152,7 @@ static int give_back(device_t *d, int device, uint64_t keep) {
         extents[i] = extents[--count];
         given = 1;
     }
+    d->call.exchange(&mode);
     return given;
 }
 /* Make the eventfd readable, once, where Python is to add an extent: an allocation as large as the next may not fit. */

@@ -37,7 +37,7 @@ ALLOCATE, FREE = "zcactor_torch_alloc", "zcactor_torch_free"
 """Names of the C functions, in the file of `zcactor.device._torch`."""
 _FUNCTIONS: Final = (
     "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
-    "cuMemRelease", "cuStreamSynchronize",
+    "cuMemRelease", "cuStreamSynchronize", "cuThreadExchangeStreamCaptureMode",
 )  # fmt: skip
 """The functions of CUDA that make an extent and end it, in the order of `zcactor.device._torch.make_by`."""
 _ACCESS: Final = struct.Struct("<iii")

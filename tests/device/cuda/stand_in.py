@@ -196,7 +196,14 @@ class StandIn:
     def cuCtxPopCurrent(self) -> tuple[Any, ...]:
         return bindings.CUresult.CUDA_SUCCESS, bindings.CUcontext(self._local.stack.pop() + 1)
 
+    def _ends_captures(self) -> bool:
+        """Whether a call for all work of a context meets a capture, which it invalidates in each mode."""
+        self.is_valid = self.is_valid and not self.captured
+        return bool(self.captured)
+
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        if self._ends_captures():
+            return (bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         assert self.gpus._engines[self._now()].synchronize(_PATIENCE), "the work of a GPU does not end"
         return (bindings.CUresult.CUDA_SUCCESS,)
 
@@ -443,6 +450,8 @@ class StandIn:
 
     def cuCtxRecordEvent(self, context: Any, event: int) -> tuple[Any, ...]:
         assert self._version >= 12050, "the driver has no such call"
+        if self._ends_captures():
+            return (bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         return self._only("record_all", int(context) - 1, event)
 
     def cuEventQuery(self, event: int) -> tuple[Any, ...]:

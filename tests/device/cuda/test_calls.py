@@ -86,6 +86,10 @@ async def test_contexts_are_made_where_arrays_are() -> None:
     array = empty_array(store.gpu(3), (1000,), np.dtype("f4"))
     assert store.driver.can_access(3, 4)
     seen = array.holder.gpu.arena
+    page = np.zeros(4096, "u1")
+    store.driver.pin(page.ctypes.data, page.nbytes)
+    store.driver.unpin(page.ctypes.data, page.nbytes)
+    assert store.driver.owner_of(page.ctypes.data) is None
     del array
     await until(lambda: not seen.taken, "the memory has gone back")
     assert api.retained == [3]

@@ -16,7 +16,7 @@ from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.driver import GpuDriver
 from zcactor.device.events import EventPool
 from zcactor.device.tending import Tending
-from zcactor.device.work import Work
+from zcactor.device.work import LibraryLoan, Work
 from zcactor.testing import until
 from zcactor.testing.device_peer import mapped, write
 
@@ -29,9 +29,9 @@ CALLS: dict[str, Callable[[GpuDriver, int, int], object]] = {
 }
 
 
-def capturing() -> tuple[StandIn, CudaGpuDriver, int, int]:
+def capturing(version: int = 13000) -> tuple[StandIn, CudaGpuDriver, int, int]:
     """CUDA's calls, the driver over them, memory, and a stream, which a program begins to capture."""
-    calls = StandIn()
+    calls = StandIn(version=version)
     driver = CudaGpuDriver(calls)
     address, stream = mapped(driver, 0, driver.granularity), driver.stream(0)
     driver.record(0, driver.event(0), 0)
@@ -63,6 +63,21 @@ def test_a_stream_that_is_captured_is_refused(call: str) -> None:
     assert not caught.value.fatal and calls.is_valid
     calls.captured.clear()
     CALLS[call](driver, address, stream)
+
+
+@pytest.mark.parametrize("version", [12000, 13000])
+async def test_bytes_on_streams_that_nobody_keeps_end_captures(version: int) -> None:
+    """CUDA has no other call behind all work of a GPU. The page says so."""
+    calls, driver, _, _ = capturing(version)
+    tending, pool, work = Tending(asyncio.get_running_loop()), EventPool(driver, 0), Work()
+    work.give(pool, -1, None, loan := LibraryLoan(None))
+    called: list[bool] = []
+    tending.when_done(work, lambda: called.append(True))
+    await looked_often()
+    assert not called and not calls.is_valid
+    calls.captured.clear()
+    del loan
+    await until(lambda: called, "it is called")
 
 
 async def test_memory_waits_for_the_end_of_a_capture() -> None:

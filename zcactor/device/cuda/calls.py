@@ -122,6 +122,14 @@ class CudaCalls:
             self.ask(name, device, "cuCtxSetCurrent", context)
         return _Current(name, device, self.api, pops, name not in _ON_STREAMS)
 
+    def somewhere(self, name: str) -> _Current:
+        """As `current`, for a call that needs the context of any GPU: one that is in use, as each takes 300 MiB and
+        more of its GPU."""
+        self.check_process()
+        if not self.contexts and int(self.ask(name, -1, "cuCtxGetCurrent")):
+            return _Current(name, -1, self.api, False, True)
+        return self.current(name, next(iter(self.contexts), 0))
+
     def _context(self, call: str, device: int) -> Any:
         contexts = self.contexts
         if device not in contexts:

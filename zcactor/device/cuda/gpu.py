@@ -310,13 +310,13 @@ class CudaGpuDriver:
                 self._cuda.ask("fill", device, "cuMemsetD2D32Async", at, width, word, 1, count, stream)
 
     def pin(self, address: int, nbytes: int) -> None:
-        with self._cuda.current("pin", 0):
+        with self._cuda.somewhere("pin"):
             if not address or nbytes <= 0:
                 raise DeviceError("pin", CudaCode.INVALID_VALUE, -1, False, f"{nbytes} bytes at {address:#x}")
             self._cuda.ask("pin", -1, "cuMemHostRegister", address, nbytes, self._api.CU_MEMHOSTREGISTER_PORTABLE)
 
     def unpin(self, address: int, nbytes: int) -> None:
-        with self._cuda.current("unpin", 0):
+        with self._cuda.somewhere("unpin"):
             if not address or nbytes <= 0:
                 raise DeviceError("unpin", CudaCode.INVALID_VALUE, -1, False, f"{nbytes} bytes at {address:#x}")
             self._cuda.ask("unpin", -1, "cuMemHostUnregister", address)
@@ -353,7 +353,7 @@ class CudaGpuDriver:
             if address <= pointer < address + memory.nbytes:
                 return memory.device, address, memory.nbytes
         attributes = self._api.CUpointer_attribute
-        with self._cuda.current("owner_of", 0):
+        with self._cuda.somewhere("owner_of"):
             code, kind = self._api.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer)
             if code or kind != self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE:
                 return None
