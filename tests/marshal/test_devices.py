@@ -390,6 +390,31 @@ async def test_a_call_that_fails_once_is_an_error_or_another_path(call: str, mon
         await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
 
 
+FATAL = (
+    "create!", "reserve!", "map!", "unmap!", "release!", "import_!", "export!", "event!", "event_page!", "open_event!",
+    "add_event_page!", "export_event!", "record!", "record!:3", "copy!", "copy!:3", "fill!", "wait!", "done!",
+    "done!:3", "idle!", "stream!", "end_event!", "pin!",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call", FATAL)
+async def test_a_call_that_breaks_the_context_is_an_error_and_nothing_waits(call: str) -> None:
+    async with asyncio.timeout(60), running(f"fail={call}"):
+        actor, texts = await spawned(), list[str]()
+        for value in range(3):
+            try:
+                with held(driver()):
+                    x = zc.full(1000, value, "u1", device="cuda")
+                    ref = actor.seen(x)
+                assert ((await ref)[1] == value).all()
+                y = await actor.full(1000, value)
+                assert (zc.to_host(y) == value).all()
+            except (zc.DeviceError, zc.ObjectLost, zc.ActorDied) as error:
+                texts.append(str(error))
+        reasons = call.partition("!")[0], "broke the context", "lost its GPU"
+        assert all(any(reason in text for reason in reasons) for text in texts), texts
+
+
 async def test_an_import_that_was_refused_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_direct, "FIRST_PAUSE", 0.0)
     async with running("fail=import_"):

@@ -4,6 +4,7 @@ need any, and import nothing for it."""
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from zcactor.config import Config
+    from zcactor.device.driver import GpuDriver
     from zcactor.errors import DeviceError
 
 __all__ = ["device_opener", "offered_gpus"]
@@ -51,10 +53,18 @@ def device_opener(
         except DeviceUnavailable as error:
             unavailable = str(error)
             raise
-        store.tending.on_broken, store.tending.on_gone = tell_broken, tell_gone
+        store.tending.on_broken = partial(_broke, store.driver, tell_broken)
+        store.tending.on_gone = tell_gone
         return store
 
     return open_devices
+
+
+def _broke(driver: GpuDriver, tell: Callable[[DeviceError], object], error: DeviceError) -> None:
+    """Let peers know that no work of a GPU is done any more, though this process may go on."""
+    if error.device >= 0:
+        driver.lose_events(error.device)
+    tell(error)
 
 
 def _unless_gone(method: Callable[..., object] | None) -> Callable[..., None]:

@@ -291,6 +291,10 @@ class GpuDriver(Protocol):
                 events is not done.
         """
 
+    def lose_events(self, device: int) -> None:
+        """Let everybody go on who waits for exported work of a GPU whose context is broken: the work is never done.
+        Promised events stay as they are. Idempotent."""
+
     def open_event(self, device: int, exported: bytes) -> int:
         """Open another process's event, whose page was added.
 

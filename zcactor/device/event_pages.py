@@ -134,7 +134,8 @@ class EventPages:
         self._fd = -1
         self._own: EventPage | None = None
         self._free: deque[int] = deque(range(_FIRST, _FIRST + _PLACES))
-        self._taken: deque[EventSlot] = deque()
+        self._taken: deque[tuple[EventSlot, int]] = deque()
+        """The places in use, with their GPUs."""
         self._others: dict[bytes, EventPage] = {}
 
     def _page(self) -> EventPage:
@@ -149,26 +150,32 @@ class EventPages:
         self._page()
         return os.dup(self._fd)
 
-    def take(self) -> EventSlot:
-        """Take a place, until `EventSlot.finish`.
+    def take(self, device: int) -> EventSlot:
+        """Take a place, until `EventSlot.finish`, for work of a GPU; -1 where `keep` tells the outcome.
 
         Raises:
             Refused: none is left: the work of as many events is not done as there are places.
         """
         page = self._page()
         waiting, self._taken = self._taken, deque()
-        for slot in waiting:
+        for slot, of in waiting:
             if slot.done():
                 self._free.append(slot.at)
             else:
-                self._taken.append(slot)
+                self._taken.append((slot, of))
         if not self._free:
             reason = f"the work of {_PLACES} exported events is not done, and there are no more places"
             raise Refused(CudaCode.NOT_SUPPORTED, reason)
         at = self._free.popleft()
         slot = EventSlot(page, at, int(page.words[at]) + 1)
-        self._taken.append(slot)
+        self._taken.append((slot, device))
         return slot
+
+    def lose(self, device: int) -> None:
+        """Let everybody go on who waits for work of a GPU whose context is broken. Idempotent."""
+        for slot, of in self._taken:
+            if of == device and not slot.passed():
+                slot.lose()
 
     def promise(self) -> EventSlot:
         """Take a place for an event that is opened here at once; see `leave`. Its outcome is told by `keep`.
@@ -176,7 +183,7 @@ class EventPages:
         Raises:
             Refused: see `take`.
         """
-        slot = self.take()
+        slot = self.take(-1)
         slot.page.users += 1
         return slot
 
@@ -195,7 +202,7 @@ class EventPages:
 
     def give_up(self, slot: EventSlot) -> None:
         """Undo `take`, as nobody will write the number."""
-        self._taken.remove(slot)
+        self._taken = deque(each for each in self._taken if each[0] is not slot)
         self._free.append(slot.at)
 
     def export(self, slot: EventSlot) -> bytes:

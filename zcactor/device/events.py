@@ -33,8 +33,8 @@ PATIENCE: Final = 60.0
 
 
 _LOST: Final = (
-    "the process that computes the array, or one that the array is computed from, has ended before the work on its GPU "
-    "was done; compute the value again"
+    "the process that computes the array, or one that the array is computed from, has ended, or lost its GPU, before "
+    "the work was done; compute the value again"
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_right
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -15,7 +14,6 @@ from zcactor.errors import DeviceError, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zcactor.device.driver import GpuDriver
     from zcactor.device.memory import GpuMemory
     from zcactor.transport.local.extents import ExtentReply, RemoteExtent
 
@@ -55,22 +53,20 @@ class ImportedExtent:
         self.address = self._room
 
     def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None:
-            undo = partial(_undo, self.gpu.driver, self.gpu.index, self.nbytes, handle, self._room, self.address)
-            self.gpu.tending.when_done([], undo)
+        if hasattr(self, "_handle"):  # no global name: the interpreter may be ending
+            self.gpu.tending.when_done([], self._undo)
 
-
-def _undo(driver: GpuDriver, device: int, nbytes: int, handle: int, room: int, address: int) -> None:
-    """Undo an import, as far as it went. A step that fails leaves its own part, as there is no caller to tell."""
-    if address:
+    def _undo(self) -> None:
+        """Undo the import, as far as it went. A step that fails leaves its own part, as there is no caller to tell."""
+        driver, device, nbytes = self.gpu.driver, self.gpu.index, self.nbytes
+        if self.address:
+            with contextlib.suppress(DeviceError):
+                driver.unmap(device, self.address, nbytes)
         with contextlib.suppress(DeviceError):
-            driver.unmap(device, address, nbytes)
-    with contextlib.suppress(DeviceError):
-        driver.release(device, handle)
-    if room:
-        with contextlib.suppress(DeviceError):
-            driver.unreserve(device, room, nbytes)
+            driver.release(device, self._handle)
+        if self._room:
+            with contextlib.suppress(DeviceError):
+                driver.unreserve(device, self._room, nbytes)
 
 
 class OpenEvent:
@@ -98,12 +94,11 @@ class OpenEvent:
         return EVERYWHERE
 
     def __del__(self) -> None:
-        self.gpu.tending.when_done([], partial(_end_event, self.gpu.driver, self.gpu.index, self.event))
+        self.gpu.tending.when_done([], self._end)  # no global name: the interpreter may be ending
 
-
-def _end_event(driver: GpuDriver, device: int, event: int) -> None:
-    with contextlib.suppress(DeviceError):  # there is no caller to tell
-        driver.end_event(device, event)
+    def _end(self) -> None:
+        with contextlib.suppress(DeviceError):  # there is no caller to tell
+            self.gpu.driver.end_event(self.gpu.index, self.event)
 
 
 class _Peer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +53,10 @@ class Tending:
         self._waiting.append((work, call))
         self.wake()
 
+    def watch(self, moment: Moment) -> None:
+        """Look at work that peers wait for until it is done, and note where the context turns out to be broken."""
+        self.when_done([moment], _nothing)
+
     def tell_gone(self, readers: set[bytes], place: int) -> None:
         """Tell that an extent is gone; see `on_gone`. On the loop."""
         self.on_gone(readers, place)
@@ -67,9 +70,10 @@ class Tending:
         """Look soon. It runs in finalizers, on any thread."""
         if not self._awake:
             self._awake = True
-            # After the loop has been closed, all that is left belongs to arrays that the program still has.
-            with contextlib.suppress(RuntimeError):
+            try:  # no global name: the interpreter may be ending
                 self._loop.call_soon_threadsafe(self._look)
+            except RuntimeError:
+                pass  # the loop has been closed: all that is left belongs to arrays that the program still has
 
     def _look(self) -> None:
         self._awake = False

@@ -223,6 +223,8 @@ def _event_of(devices: Any, block: DeviceBlock) -> bytes | None:
             if error.code != CudaCode.NOT_SUPPORTED:  # the work of too many exported events is not done
                 raise
         else:
+            if block.told is None:
+                block.gpu.tending.watch(moment)
             block.told = moment  # the next reader waits for the same event
             return exported
     devices.syncs += 1

@@ -19,6 +19,7 @@ from cuda.bindings import driver as bindings
 from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.driver import THREAD_STREAM, CudaCode, Refused
 from zcactor.device.fake import FakeGpuDriver
+from zcactor.device.fake.system import number_of
 from zcactor.errors import DeviceError
 
 __all__ = ["StandIn", "opened_cuda", "opened_held"]
@@ -294,8 +295,7 @@ class StandIn:
         assert kind == bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         code, *made = self._do("import_", self._now(), what, os.fstat(what).st_size, "")
         for handle in made:
-            number = int(os.readlink(f"/proc/self/fd/{what}").removeprefix("/memfd:zcactor-gpu").split()[0])
-            numbers = self.gpus._numbers
+            number, numbers = number_of(what), self.gpus._numbers
             self._owners[handle] = numbers.index(number) if number in numbers else -1
         return (code, *(bindings.CUmemGenericAllocationHandle(each) for each in made))
 

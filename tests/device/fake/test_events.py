@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 
@@ -52,12 +53,12 @@ def test_exported_records() -> None:
     os.close(process)
     event = events.make()
     first = events.begin(event)
-    opened = reader.open(events.export(event))
+    opened = reader.open(events.export(event, 0))
     second = events.begin(event)
-    later = reader.open(events.export(event))
+    later = reader.open(events.export(event, 0))
     passed = reader.passed(later)
     assert passed is not None and not passed() and not reader.done(opened)
-    for call in (reader.begin, reader.export):
+    for call in (reader.begin, partial(reader.export, device=0)):
         with pytest.raises(Refused, match="only the process that made an event"):
             call(later)
     events.finish(event, first)
@@ -76,7 +77,7 @@ def test_exported_records() -> None:
 
 def test_handles_that_mean_nothing() -> None:
     events = FakeEvents()
-    for wrong in (bytes(EVENT_NBYTES), events.export(events.make())):
+    for wrong in (bytes(EVENT_NBYTES), events.export(events.make(), 0)):
         with pytest.raises(Refused) as caught:
             events.open(wrong)
         assert caught.value.code == CudaCode.INVALID_HANDLE

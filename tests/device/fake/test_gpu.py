@@ -123,7 +123,7 @@ def one(driver: FakeGpuDriver, call: str) -> None:
     }  # fmt: skip
     counts = {
         "unreserve": 3, "unmap": 3, "export": 3, "keep_promise": 3, "free": 1, "flush": 1, "stream": 1, "event": 1,
-        "promise_event": 1,
+        "promise_event": 1, "lose_events": 1,
     }  # fmt: skip
     getattr(driver, call)(*arguments.get(call, (0, 1, 1)[: counts.get(call, 2)]))
 
@@ -258,6 +258,50 @@ def test_arguments_that_are_refused() -> None:
     for call in calls:
         with pytest.raises(DeviceError):
             call()
+
+
+def test_processes_of_a_host_have_its_memory_together() -> None:
+    total, context, nbytes = 64 << 20, 4 << 20, 2 * NBYTES
+    opener = partial(FakeGpuDriver, f"memory=64MiB,context=4MiB,host=test-{os.getpid()}")
+    driver, other = opener(), FakeGpuDriver("memory=64MiB")
+    with DevicePeer(opener) as peer:
+        assert driver.free(0) == peer.call("free", 0) == total
+        address = mapped(driver, 0, nbytes)
+        assert driver.free(0) == peer.call("free", 0) == total - context - nbytes
+        exported = driver.export(0, address, nbytes)
+        imported = peer.call("import_", 0, -1, nbytes, driver.devices()[0].uuid, fd=exported)
+        os.close(exported)
+        peer.call("map_anew", 0, imported, nbytes, False)
+        peer.call("release", 0, imported)
+        left = total - 2 * context - nbytes
+        assert driver.free(0) == left
+        driver.unmap(0, address, nbytes)
+        assert driver.free(0) == left, "the last mapping has the memory"
+        with pytest.raises(DeviceError) as caught:
+            driver.create(0, left + NBYTES)
+        assert caught.value.code == CudaCode.OUT_OF_MEMORY
+        peer.kill()
+        assert driver.free(0) == total - context
+    assert other.free(0) == total
+
+
+@pytest.mark.parametrize(("call", "others"), [("event", False), ("owner_of", True)])
+def test_a_call_that_breaks_the_context(call: str, others: bool) -> None:
+    driver = FakeGpuDriver(f"devices=2,fail={call}!:2")
+    address, arguments = mapped(driver, 1, NBYTES), (1,) if call == "event" else (4096,)
+    driver.hold(1, 0, NEVER)
+    driver.fill(1, address, b"a", 1, 0)
+    getattr(driver, call)(*arguments)
+    with pytest.raises(DeviceError) as caught:
+        getattr(driver, call)(*arguments)
+    assert caught.value.fatal
+    with pytest.raises(DeviceError):
+        driver.stream(1)
+    if others:
+        with pytest.raises(DeviceError):
+            driver.stream(0)
+    else:
+        driver.stream(0)
 
 
 @pytest.mark.usefixtures("no_leftovers")

@@ -11,16 +11,18 @@ CALLS = frozenset({"copy", "create"})
 
 def test_the_defaults() -> None:
     assert FakeOptions.parse("", CALLS) == FakeOptions()
-    assert FakeOptions() == FakeOptions(1, 1 << 30, 0.0, 0, "all", "vmm", "ipc", True, True, True, "", 1, 0.0)
+    assert FakeOptions() == FakeOptions(
+        1, 1 << 30, 0.0, 0, "all", "vmm", "ipc", True, True, True, "", 1, 0.0, "", 0, False
+    )
 
 
 def test_all_of_them() -> None:
     text = (
         "devices=16, memory=3MiB,late=2.5,seed=-7,peer=none,export=none,events=none,readonly=no,dmabuf=no,waits=no,"
-        "fail=create:3,refuse=0.25"
+        "fail=create!:3,refuse=0.25,host=one-2,context=300MiB"
     )
     assert FakeOptions.parse(text, CALLS) == FakeOptions(
-        16, 3 << 20, 2.5, -7, "none", "none", "none", False, False, False, "create", 3, 0.25
+        16, 3 << 20, 2.5, -7, "none", "none", "none", False, False, False, "create", 3, 0.25, "one-2", 300 << 20, True
     )
 
 
@@ -45,11 +47,12 @@ def test_failures() -> None:
         "memory=1TiB", "memory=-1", "late=-1", "late=x", "late=nan", "seed=1.5", "peer=some", "export=fd",
         "events=yes", "readonly=maybe", "dmabuf=1", "waits=", "fail=drive", "fail=copy:0", "fail=copy:", "fail=copy:x",
         "devices=²", "refuse=1", "refuse=-0.1", "refuse=0.91", "refuse=yes",
+        "host=a/b", "host=a b", f"host={'a' * 33}", "context=-1", "context=x", "fail=!", "fail=copy!!", "fail=copy:1!",
     ],
 )  # fmt: skip
 def test_malformed_options(text: str) -> None:
     with pytest.raises(ValueError, match="the fake GPU does not know the option") as caught:
         FakeOptions.parse(text, CALLS)
     said = str(caught.value)
-    assert all(f"\n  {name}=" in said for name in FakeOptions.__slots__ if name != "fail_at")
+    assert all(f"\n  {name}=" in said for name in FakeOptions.__slots__ if name not in {"fail_at", "breaks"})
     assert "copy, create" in said

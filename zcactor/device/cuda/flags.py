@@ -100,7 +100,7 @@ class CudaFlags:
         with self._lock:
             slot = self._find(event) if event < 0 else self._exported.get(event)
             if slot is None:
-                slot = self._pages.take()
+                slot = self._pages.take(device)
                 try:
                     address = self._reach(slot.page) + slot.nbytes_before
                     stream = self._writer(device)
@@ -121,6 +121,11 @@ class CudaFlags:
         beside = self._api.CUstream_flags.CU_STREAM_NON_BLOCKING
         writers.append(int(self._cuda.ask("export_event", device, "cuStreamCreate", beside)))
         return writers[-1]
+
+    def lose(self, device: int) -> None:
+        """See `zcactor.device.driver.GpuDriver.lose_events`."""
+        with self._lock:
+            self._pages.lose(device)
 
     def forget(self, event: int) -> None:
         """Forget an event of this process, which is recorded again or has ended. Peers wait for what they know."""

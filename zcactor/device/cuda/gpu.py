@@ -463,6 +463,10 @@ class CudaGpuDriver:
                 self._state.events.check(event)
             return flags.export(device, event)
 
+    def lose_events(self, device: int) -> None:
+        with self._cuda.named("lose_events", device):
+            self._flags().lose(device)
+
     def open_event(self, device: int, exported: bytes) -> int:
         with self._cuda.current("open_event", device):
             return self._flags().open(exported)

@@ -211,14 +211,11 @@ class FakeEngine:
                     self._count()
                 operation.run()
             except Refused as error:
-                with self._changed:
-                    self.broken, self._runs = error, False
-                    for each in self._all():
-                        each.queue.clear()
-                    self._changed.notify_all()
-                continue
+                self.give_up(error)
             with self._changed:
                 self._runs = False
+                if self.broken is not None:
+                    continue
                 stream.queue.popleft()
                 if stream.queue:
                     self._due(stream)
@@ -226,6 +223,14 @@ class FakeEngine:
                     if stream in self._ended:
                         self._ended.remove(stream)
                     self._changed.notify_all()
+
+    def give_up(self, error: Refused) -> None:
+        """Break the device's context: nothing that is queued is done any more."""
+        with self._changed:
+            self.broken = error
+            for each in self._all():
+                each.queue.clear()
+            self._changed.notify_all()
 
     def _count(self) -> None:
         self._works += 1

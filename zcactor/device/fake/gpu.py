@@ -42,6 +42,8 @@ CALLS: Final = frozenset(name for name in vars(GpuDriver) if not name.startswith
 """The calls of the driver, each of which the option ``fail`` can make fail."""
 _QUERIES: Final = frozenset({"done", "idle"})
 """The calls that the option ``refuse`` makes fail."""
+_WITHOUT_CONTEXT: Final = frozenset({"can_access", "free", "keep_promise"})
+"""The calls for a GPU that make no context."""
 _MOMENTARY: Final = (CudaCode.CAPTURE_UNSUPPORTED, CudaCode.INVALID_HANDLE, CudaCode.OUT_OF_MEMORY)
 """Errors by which CUDA refuses to answer, while the work goes on."""
 _STREAMS: Final = 1 << 32
@@ -100,16 +102,24 @@ class FakeGpuDriver:
             with self._lock:
                 self._calls_left -= 1
                 if not self._calls_left:
-                    raise DeviceError(name, CudaCode.UNKNOWN, device, False, "the option fail made it fail")
+                    self._fail(name, device)
         if self._options.refuse and name in _QUERIES:
             with self._lock:
                 refused, code = self._refusals.random() < self._options.refuse, self._refusals.choice(_MOMENTARY)
             if refused:
                 raise DeviceError(name, code, device, False, "the option refuse made it fail for now")
         try:
+            if device >= 0 and name not in _WITHOUT_CONTEXT:
+                self._memory.use(self._numbers[device])
             yield
         except Refused as error:
             raise DeviceError(name, error.code, device, False, error.reason) from error
+
+    def _fail(self, name: str, device: int) -> None:
+        breaks = self._options.breaks
+        for engine in (self._engines if device < 0 else [self._engines[device]]) if breaks else ():
+            engine.give_up(Refused(CudaCode.ILLEGAL_ADDRESS, "the option fail broke the context"))
+        raise DeviceError(name, CudaCode.UNKNOWN, device, breaks, "the option fail made it fail")
 
     # ---- devices
 
@@ -322,7 +332,11 @@ class FakeGpuDriver:
     def export_event(self, device: int, event: int) -> bytes:
         with self._call("export_event", device):
             self._check_shared()
-            return self._events.export(event)
+            return self._events.export(event, device)
+
+    def lose_events(self, device: int) -> None:
+        with self._call("lose_events"):  # the context is broken
+            self._events.lose(device)
 
     def open_event(self, device: int, exported: bytes) -> int:
         with self._call("open_event", device):

@@ -66,6 +66,8 @@ class FakeMemory:
         self._used = dict.fromkeys(range(options.devices), 0)
         self._handles: dict[int, _Extent] = {}
         self._next = 1
+        self._contexts: dict[int, int] = {}
+        """For each GPU that was used a descriptor of the memory of its context."""
         self._reservations: dict[int, tuple[int, int]] = {}
         """Bytes, and distance to the engine's addresses, by the first address."""
         self._ranges: list[_Range] = []
@@ -73,7 +75,22 @@ class FakeMemory:
 
     def free(self, number: int) -> int:
         """Bytes that are not allocated."""
-        return self._options.memory - self._used[number]
+        host = self._options.host
+        return self._options.memory - (system.taken(number, host) if host else self._used[number])
+
+    def use(self, number: int) -> None:
+        """Take the memory of a context, if this process has none on the GPU."""
+        with self._lock:
+            if number not in self._contexts and self._options.context:
+                self._contexts[number] = self._allocated(number, self._options.context)
+
+    def _allocated(self, number: int, nbytes: int) -> int:
+        free = self.free(number)
+        if nbytes > free:
+            raise Refused(CudaCode.OUT_OF_MEMORY, f"{nbytes} bytes are wanted and {free} are free")
+        fd = self._system(lambda size: system.extent(number, size, self._options.host), nbytes)
+        self._used[number] += nbytes
+        return fd
 
     # ---- addresses
 
@@ -113,11 +130,7 @@ class FakeMemory:
         """Allocate memory."""
         _check_size(nbytes)
         with self._lock:
-            if nbytes > self.free(number):
-                raise Refused(CudaCode.OUT_OF_MEMORY, f"{nbytes} bytes are wanted and {self.free(number)} are free")
-            fd = self._system(lambda size: system.extent(number, size), nbytes)
-            self._used[number] += nbytes
-            return self._add(_Extent(number, fd, nbytes, own=True))
+            return self._add(_Extent(number, self._allocated(number, nbytes), nbytes, own=True))
 
     def _add(self, extent: _Extent) -> int:
         handle, self._next = self._next, self._next + 1
@@ -259,11 +272,12 @@ class FakeMemory:
         """Give everything back to the system. Idempotent."""
         with self._lock:
             extents = {id(each): each for each in (*self._handles.values(), *(one.extent for one in self._ranges))}
-            for extent in extents.values():
-                os.close(extent.fd)
+            for fd in (*(each.fd for each in extents.values()), *self._contexts.values()):
+                os.close(fd)
             for address, (nbytes, shift) in self._reservations.items():
                 system.unmapped(address, nbytes)
                 system.unmapped(address + shift, nbytes)
+            self._contexts.clear()
             self._handles.clear()
             self._ranges.clear()
             self._reservations.clear()

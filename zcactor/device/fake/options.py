@@ -23,7 +23,9 @@ class FakeOptions:
 
     Attributes:
         devices: GPUs of the host, 1 to 16.
-        memory: bytes of each GPU that this process may allocate.
+        memory: bytes of each GPU.
+        host: names the processes that allocate the memory together. Empty: each process has all of it.
+        context: bytes that a process takes of a GPU with its first call for it.
         late: milliseconds by which each copy and fill of a stream begins later, times 0.5 to 1.5 by `seed`.
         seed: seed of those factors.
         peer: ``all`` or ``none``: whether a GPU can access the memory of another.
@@ -33,6 +35,7 @@ class FakeOptions:
         dmabuf: whether memory can be exported to network cards.
         waits: False lets waits of streams do nothing: a test of order must fail then, or it tests nothing.
         fail: the call that fails, once; ``fatal`` for a copy or fill that breaks the context. Empty for no failure.
+        breaks: whether that call breaks the context of its GPU, or of all where the call is for no particular one.
         fail_at: the number of that call among its kind, from 1.
         refuse: the part of all questions whether work is done that are not answered, from 0 to 0.9, by `seed`.
     """
@@ -50,6 +53,9 @@ class FakeOptions:
     fail: str = ""
     fail_at: int = 1
     refuse: float = 0.0
+    host: str = ""
+    context: int = 0
+    breaks: bool = False
 
     @classmethod
     def parse(cls, text: str, calls: frozenset[str]) -> FakeOptions:
@@ -102,10 +108,17 @@ def _yes(name: str) -> Callable[[str], _Read]:
     return lambda value: {name: value == "yes"} if value in {"yes", "no"} else None
 
 
-def _memory(value: str) -> _Read:
-    match = re.fullmatch(r"(\d{1,15})(|KiB|MiB|GiB)", value, re.ASCII)
-    nbytes = int(match[1]) * _UNITS[match[2]] if match else 0
-    return {"memory": nbytes} if nbytes else None
+def _bytes(name: str, least: int) -> Callable[[str], _Read]:
+    def read(value: str) -> _Read:
+        match = re.fullmatch(r"(\d{1,15})(|KiB|MiB|GiB)", value, re.ASCII)
+        nbytes = int(match[1]) * _UNITS[match[2]] if match else -1
+        return {name: nbytes} if nbytes >= least else None
+
+    return read
+
+
+def _name(value: str) -> _Read:
+    return {"host": value} if re.fullmatch(r"[A-Za-z0-9-]{0,32}", value, re.ASCII) else None
 
 
 def _milliseconds(value: str) -> _Read:
@@ -119,13 +132,15 @@ def _part(value: str) -> _Read:
 def _failure(value: str) -> _Read:
     if not value:
         return {"fail": ""}
-    match = re.fullmatch(r"([a-z_]+)(?::([1-9]\d{0,8}))?", value, re.ASCII)
-    return {"fail": match[1], "fail_at": int(match[2] or 1)} if match else None
+    match = re.fullmatch(r"([a-z_]+)(!?)(?::([1-9]\d{0,8}))?", value, re.ASCII)
+    return {"fail": match[1], "breaks": bool(match[2]), "fail_at": int(match[3] or 1)} if match else None
 
 
 _READERS: Final[dict[str, Callable[[str], _Read]]] = {
     "devices": _whole("devices", 1, _MOST_DEVICES),
-    "memory": _memory,
+    "memory": _bytes("memory", 1),
+    "host": _name,
+    "context": _bytes("context", 0),
     "late": _milliseconds,
     "seed": _whole("seed", -(1 << 31), 1 << 31),
     "peer": _one_of("peer", "all", "none"),
@@ -139,7 +154,9 @@ _READERS: Final[dict[str, Callable[[str], _Read]]] = {
 }
 _MEANINGS: Final = {
     "devices": f"1 to {_MOST_DEVICES} (1): GPUs of the host",
-    "memory": "bytes, or as 1GiB (1GiB): of each GPU, for each process",
+    "memory": "bytes, or as 1GiB (1GiB): of each GPU",
+    "host": "name (): the processes that have the memory together; each has all of it where there is no name",
+    "context": "bytes, or as 300MiB (0): taken of a GPU by the first call of a process for it",
     "late": "milliseconds (0): each copy and fill begins that much later, times 0.5 to 1.5",
     "seed": "int (0): of these factors",
     "peer": "all, none (all): whether GPUs access each other's memory",
@@ -149,5 +166,6 @@ _MEANINGS: Final = {
     "dmabuf": "yes, no (yes): whether network cards can register memory",
     "refuse": "0 to 0.9 (0): the part of all questions whether work is done that are not answered for now",
     "waits": "yes, no (yes): no lets the waits of streams do nothing",
-    "fail": "call[:n], fatal[:n] (): the n-th call of that name fails; the n-th copy or fill breaks the context",
+    "fail": "call[!][:n], fatal[:n] (): the n-th call of that name fails, and with ! breaks the context; the n-th copy "
+    "or fill breaks the context",
 }

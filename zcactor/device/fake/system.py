@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import re
+from pathlib import Path
 from typing import Final
 
 from zcactor.device.sealed import sealed_memory
 
-__all__ = ["NAME", "anonymous", "extent", "map_at", "number_of", "reserved", "unmapped"]
+__all__ = ["NAME", "anonymous", "extent", "map_at", "number_of", "reserved", "taken", "unmapped"]
 
 NAME: Final = "zcactor-gpu"
 """The memfds of device memory are called this and the number of the GPU; ``/proc/PID/maps`` shows it."""
-_EXTENT: Final = re.compile(rf"/memfd:{NAME}(\d+) \(deleted\)")
+_EXTENT: Final = re.compile(rf"/memfd:{NAME}(\d+)(?:@[\w-]+)? \(deleted\)")
 _NORESERVE: Final = 0x4000  # <linux/mman.h>; Python lacks it, and MAP_FIXED
 _FIXED: Final = 0x10
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -66,13 +68,38 @@ def unmapped(address: int, nbytes: int) -> None:
     _libc.munmap(address, nbytes)
 
 
-def extent(number: int, nbytes: int) -> int:
+def extent(number: int, nbytes: int, host: str = "") -> int:
     """Make memory of the GPU of that number: a memfd whose size is fixed, so that no access of a peer ends in SIGBUS.
 
     Raises:
         OSError: the system refused.
     """
-    return sealed_memory(f"{NAME}{number}", nbytes)
+    return sealed_memory(_name(number, host), nbytes)
+
+
+def _name(number: int, host: str) -> str:
+    return f"{NAME}{number}@{host}" if host else f"{NAME}{number}"
+
+
+def taken(number: int, host: str) -> int:
+    """Bytes of a GPU's memory that processes of a host have, as a descriptor or mapped, each extent once. Processes of
+    other users are not seen."""
+    name, extents = f"/memfd:{_name(number, host)} (deleted)", dict[int, int]()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for line in (process / "maps").read_text().splitlines():
+                if line.endswith(name):
+                    area, _, _, _, inode, *_ = line.split()
+                    low, high = (int(each, 16) for each in area.split("-"))
+                    extents[int(inode)] = high - low
+            for each in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if str(each.readlink()) == name:
+                        found = each.stat()
+                        extents[found.st_ino] = found.st_size
+    return sum(extents.values())
 
 
 def number_of(fd: int) -> int | None:

@@ -400,6 +400,24 @@ class GpuDriverSuite:
         driver.end_event(0, event)
         assert peer.call("done", 0, peer.call("open_event", 0, exported)) == done
 
+    def test_peers_go_on_where_a_context_is_broken(self, driver: GpuDriver, peer: DevicePeer) -> None:
+        if not driver.shared_events:
+            pytest.skip("events are not shared")
+        peer.share_events(driver)
+        promised, event = driver.promise_event(0), driver.event(0)
+        driver.wait(0, 0, promised)
+        driver.record(0, event, 0)
+        there = peer.call("open_event", 0, driver.export_event(0, event))
+        peer.call("wait", 0, 0, there)
+        assert not peer.call("event_is_lost", 0, there)
+        for _ in range(2):
+            driver.lose_events(0)
+        peer.call("finish", 0, 0)
+        assert peer.call("event_is_lost", 0, there) and not peer.call("done", 0, there)
+        assert not driver.event_is_lost(0, promised)
+        driver.keep_promise(0, promised, True)
+        finish(driver, 0)
+
     def test_places_of_promised_events_serve_again_where_they_are_done(self, driver: GpuDriver) -> None:
         if not driver.shared_events:
             pytest.skip("events are not shared")
