@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,19 @@ __all__ = ["NEVER", "array_on", "fetched", "held", "looked_often", "opened", "se
 NEVER = bool
 """A function that is never true, and that can be passed to a `DevicePeer`: a stream that is held until then does
 nothing."""
+
+
+def drawn_options(seed: int) -> str:
+    """Options of fake GPUs for two and more GPUs."""
+    draw = random.Random(seed)
+    drawn = {
+        "devices": draw.randint(2, 4), "late": draw.choice([0, 0, 3, 10]), "seed": seed,
+        "peer": draw.choice(["all", "none"]), "export": draw.choice(["vmm", "vmm", "none"]),
+        "events": draw.choice(["ipc", "ipc", "none"]), "readonly": draw.choice(["yes", "no"]),
+        "dmabuf": draw.choice(["yes", "no"]), "refuse": draw.choice([0, 0.1, 0.4]),
+        "context": draw.choice(["0", "16MiB"]), "host": draw.choice(["", f"drawn-{os.getpid()}-{seed}"]),
+    }  # fmt: skip
+    return ",".join(f"{name}={value}" for name, value in drawn.items())
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from tests.device.helpers import drawn_options
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.testing.conformance.device import GpuDriverSuite
 
@@ -27,3 +28,16 @@ pytestmark = pytest.mark.slow
 )
 class TestFake(GpuDriverSuite):
     """The suite, by the options."""
+
+
+class TestDrawn(GpuDriverSuite):
+    """The suite, by options that seeds draw. ``--rounds N`` draws N times as many."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Draw the options of `TestDrawn`."""
+    if metafunc.cls is TestDrawn and "opener" in metafunc.fixturenames:
+        seeds = range(2 * metafunc.config.getoption("--rounds"))
+        metafunc.parametrize(
+            "opener", [partial(FakeGpuDriver, drawn_options(seed)) for seed in seeds], ids=map(str, seeds)
+        )

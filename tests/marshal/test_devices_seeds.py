@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.device.helpers import drawn_options
 from tests.marshal.test_devices_machine import SIDES, Machine, World
 
 pytestmark = pytest.mark.slow
@@ -83,6 +84,11 @@ def wrong_seeds(options: str, seeds: range, *, kills: bool = False) -> list[int]
 @pytest.mark.parametrize("options", [LATE, f"{LATE},peer=none"])
 def test_no_seed_ends_with_a_wrong_byte(options: str) -> None:
     assert wrong_seeds(options, range(6)) == []
+
+
+def test_no_seed_with_drawn_options_ends_with_a_wrong_byte(rounds: int) -> None:
+    for seed in range(2 * rounds):
+        assert wrong_seeds(drawn_options(seed), range(seed, seed + 2)) == [], drawn_options(seed)
 
 
 def test_no_seed_with_kills_ends_with_a_wrong_byte() -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
-from zcactor.errors import ZcactorError
+from zcactor.errors import DeviceError, ZcactorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,31 @@ if TYPE_CHECKING:
 
     from zcactor.device.driver import GpuDriver
 
-__all__ = ["DevicePeer", "finish", "main", "mapped", "read", "until_done", "write"]
+__all__ = ["DevicePeer", "finish", "is_done", "is_idle", "main", "mapped", "read", "until_done", "write"]
 
 _WATCHDOG: Final = 30.0
 """Seconds until a test gives up."""
 _FRAME_NBYTES: Final = 1 << 16
+
+
+def is_done(driver: GpuDriver, device: int, event: int) -> bool:
+    """As `GpuDriver.done`, asked again where the driver does not answer for now."""
+    return _answer(lambda: driver.done(device, event))
+
+
+def is_idle(driver: GpuDriver, device: int, stream: int) -> bool:
+    """As `GpuDriver.idle`, asked again where the driver does not answer for now."""
+    return _answer(lambda: driver.idle(device, stream))
+
+
+def _answer(ask: Callable[[], bool]) -> bool:
+    end = time.monotonic() + _WATCHDOG
+    while True:
+        try:
+            return ask()
+        except DeviceError as error:
+            if error.fatal or time.monotonic() > end:
+                raise
 
 
 def until_done(driver: GpuDriver, device: int, event: int) -> None:
@@ -36,7 +56,7 @@ def until_done(driver: GpuDriver, device: int, event: int) -> None:
         TimeoutError: it was not done within half a minute.
     """
     end = time.monotonic() + _WATCHDOG
-    while not driver.done(device, event):
+    while not is_done(driver, device, event):
         if time.monotonic() > end:
             raise TimeoutError("the work on a stream does not end")
         time.sleep(0.0002)  # a driver has no wait that ends when the process that does the work has ended
@@ -168,7 +188,7 @@ def main(number: int) -> None:
     Args:
         number: the descriptor of the connection.
     """
-    ours = (finish, know_events, map_anew, mapped, read, write)
+    ours = (is_done, is_idle, finish, know_events, map_anew, mapped, read, write)
     functions: dict[str, Callable[..., Any]] = {each.__name__: each for each in ours}
     with socket.socket(fileno=number) as connection:
         driver = pickle.loads(connection.recv(_FRAME_NBYTES))()

@@ -24,7 +24,18 @@ from zcactor.device.driver import (
     GpuDriver,
 )
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
-from zcactor.testing.device_peer import DevicePeer, finish, know_events, map_anew, mapped, read, until_done, write
+from zcactor.testing.device_peer import (
+    DevicePeer,
+    finish,
+    is_done,
+    is_idle,
+    know_events,
+    map_anew,
+    mapped,
+    read,
+    until_done,
+    write,
+)
 
 __all__ = ["GpuDriverSuite"]
 
@@ -84,6 +95,7 @@ class GpuDriverSuite:
     # ---- memory
 
     def test_memory_is_taken_and_given_back(self, driver: GpuDriver) -> None:
+        driver.stream(0)  # a context takes memory, too
         before = driver.free(0)
         handle = driver.create(0, 4 * driver.granularity)
         assert driver.free(0) <= before - 4 * driver.granularity
@@ -91,6 +103,7 @@ class GpuDriverSuite:
         assert driver.free(0) == before
 
     def test_memory_lives_while_it_is_mapped(self, driver: GpuDriver) -> None:
+        driver.stream(0)
         before, nbytes = driver.free(0), driver.granularity
         handle = driver.create(0, nbytes)
         base = driver.reserve(0, nbytes)
@@ -285,10 +298,10 @@ class GpuDriverSuite:
 
     def test_idle_streams(self, driver: GpuDriver) -> None:
         address, stream = mapped(driver, 0, driver.granularity), driver.stream(0)
-        assert driver.idle(0, stream)
+        assert is_idle(driver, 0, stream)
         driver.fill(0, address, b"a", 1 << 20, stream)
         finish(driver, 0, stream)
-        while not driver.idle(0, stream):  # the event is a little earlier than the end of its own record
+        while not is_idle(driver, 0, stream):  # the event is a little earlier than the end of its own record
             finish(driver, 0, stream)
         with pytest.raises(DeviceError):
             driver.idle(0, stream + 1)
@@ -310,7 +323,7 @@ class GpuDriverSuite:
 
     def test_events_without_a_record_are_done(self, driver: GpuDriver) -> None:
         event, stream = driver.event(0), driver.stream(0)
-        assert driver.done(0, event) and not driver.event_is_lost(0, event)
+        assert is_done(driver, 0, event) and not driver.event_is_lost(0, event)
         driver.wait(0, stream, event)
         finish(driver, 0, stream)
         driver.end_event(0, event)
@@ -345,11 +358,11 @@ class GpuDriverSuite:
             opened = peer.call("open_event", 0, exported)
             peer.call("wait", 0, 0, opened)
             assert peer.call("read", 0, there, 1000) == bytes((byte,)) * 1000
-            assert peer.call("done", 0, opened) and not peer.call("event_is_lost", 0, opened)
+            assert peer.call("is_done", 0, opened) and not peer.call("event_is_lost", 0, opened)
             peer.call("end_event", 0, opened)
         assert len(handles) == 3
         again = peer.call("open_event", 0, exported)
-        assert peer.call("done", 0, again), "its place serves others, and it stays done"
+        assert peer.call("is_done", 0, again), "its place serves others, and it stays done"
 
     def test_events_that_are_exported_when_their_work_is_done_or_before_any(
         self, driver: GpuDriver, peer: DevicePeer
@@ -370,7 +383,7 @@ class GpuDriverSuite:
         for each in (first, second, third):
             peer.call("wait", 0, 0, each)
             peer.call("finish", 0, 0)
-            assert peer.call("done", 0, each)
+            assert peer.call("is_done", 0, each)
 
     @pytest.mark.parametrize("done", [True, False])
     def test_an_event_whose_outcome_is_promised(self, driver: GpuDriver, peer: DevicePeer, done: bool) -> None:
@@ -381,24 +394,24 @@ class GpuDriverSuite:
         exported = driver.export_event(0, event)
         there = peer.call("open_event", 0, exported)
         assert len(exported) == EVENT_NBYTES and driver.export_event(0, event) == exported
-        assert not driver.done(0, event) and not driver.event_is_lost(0, event)
-        assert not peer.call("done", 0, there) and not peer.call("event_is_lost", 0, there)
+        assert not is_done(driver, 0, event) and not driver.event_is_lost(0, event)
+        assert not peer.call("is_done", 0, there) and not peer.call("event_is_lost", 0, there)
         peer.call("wait", 0, 0, there)
         driver.wait(0, 0, event)
         driver.record(0, behind, 0)
-        assert not driver.done(0, behind) and not peer.call("idle", 0, 0)
+        assert not is_done(driver, 0, behind) and not peer.call("is_idle", 0, 0)
         with pytest.raises(DeviceError):
             driver.record(0, event, 0)
         driver.keep_promise(0, event, done)
         peer.call("finish", 0, 0)
         until_done(driver, 0, behind)
-        assert driver.done(0, event) == peer.call("done", 0, there) == done
+        assert is_done(driver, 0, event) == peer.call("is_done", 0, there) == done
         assert driver.event_is_lost(0, event) == peer.call("event_is_lost", 0, there) == (not done)
         for other in (event, behind, 12345):
             with pytest.raises(DeviceError):
                 driver.keep_promise(0, other, True)
         driver.end_event(0, event)
-        assert peer.call("done", 0, peer.call("open_event", 0, exported)) == done
+        assert peer.call("is_done", 0, peer.call("open_event", 0, exported)) == done
 
     def test_peers_go_on_where_a_context_is_broken(self, driver: GpuDriver, peer: DevicePeer) -> None:
         if not driver.shared_events:
@@ -413,7 +426,7 @@ class GpuDriverSuite:
         for _ in range(2):
             driver.lose_events(0)
         peer.call("finish", 0, 0)
-        assert peer.call("event_is_lost", 0, there) and not peer.call("done", 0, there)
+        assert peer.call("event_is_lost", 0, there) and not peer.call("is_done", 0, there)
         assert not driver.event_is_lost(0, promised)
         driver.keep_promise(0, promised, True)
         finish(driver, 0)
