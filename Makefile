@@ -101,8 +101,6 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/layout.py
 	$(BIN)/python tools/language.py
-	$(BIN)/python tools/commits.py
-	$(BIN)/python tools/glossary.py
 	$(BIN)/python tools/links.py
 	$(BIN)/python tools/blocks.py
 	$(BIN)/python tools/tables.py --check

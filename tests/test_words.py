@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "pyproject.toml",
-    *sorted(page for page in ROOT.glob("docs/**/*.md") if page.name != "defects.md"),
+    *sorted(page for page in ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("zcactor/**/*.py")),
 ]
 

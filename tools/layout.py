@@ -7,14 +7,12 @@
 No two files import each other, directly or through others. Imports within functions and those for annotations count as
 well: readers of a file also have to understand the names in its annotations.
 
-No two files have a public class of the same name: a reader would have to know which of the two is meant.
-
 A room is a folder right below the package, or a module there. A room imports only rooms of floors below its own, and
 two rooms of one floor do not know each other: see `FLOORS`. Within a room, too, no two folders or modules import each
 other, directly or through others: a folder counts as a whole there.
 
-The composition root, `ROOT`, has at most `ROOT_LONGEST` lines, and only the rooms of `ROOT_USERS` import it: a class
-that takes a process would take all of its parts.
+Only the rooms of `ROOT_USERS` import the composition root, `ROOT`: a class that takes a process would take all of its
+parts.
 
 Generated code is left out.
 """
@@ -27,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["cycles", "imports", "main", "rooted", "siblings", "twice", "upward"]
+__all__ = ["cycles", "imports", "main", "rooted", "siblings", "upward"]
 
 GENERATED = "_fbs"
 """The folder of code that ``flatc`` has generated."""
@@ -64,7 +62,6 @@ FLOORS: Final = (
 )
 """The rooms, from the top floor down."""
 ROOT: Final = "assembly.process"
-ROOT_LONGEST: Final = 199
 ROOT_USERS: Final = frozenset({"assembly", "driver", "node", "simulation", "testing"})
 
 
@@ -92,20 +89,6 @@ def _named(tree: ast.Module) -> set[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
             found.update((node.module, f"{node.module}.{alias.name}") for alias in node.names)
     return found
-
-
-def twice(package: Path) -> dict[str, list[str]]:
-    """The names of public classes that several modules of a package have, with these modules.
-
-    Args:
-        package: its folder.
-    """
-    found: dict[str, list[str]] = {}
-    for name, tree in _files(package).items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(name)
-    return {name: modules for name, modules in sorted(found.items()) if len(modules) > 1}
 
 
 def _room(name: str) -> str:
@@ -155,20 +138,17 @@ def _child(folder: str, name: str) -> str | None:
 
 
 def rooted(package: Path, graph: dict[str, set[str]]) -> list[str]:
-    """The violations of the composition root's rules.
+    """The imports of the composition root by rooms that may not know it.
 
     Args:
         package: the package's folder.
         graph: the result of `imports`.
     """
     root = f"{package.name}.{ROOT}"
-    path = package.joinpath(*ROOT.split(".")).with_suffix(".py")
     if root not in graph:
         return [f"the composition root {root} is not there"]
-    lines = len(path.read_text("utf-8").splitlines())
-    found = [f"{root} has {lines} lines, and {ROOT_LONGEST} are the most"] if lines > ROOT_LONGEST else []
     users = sorted(name for name in graph if root in graph[name] and _room(name) not in ROOT_USERS)
-    return found + [f"{name} imports {root}, which is for {', '.join(sorted(ROOT_USERS))}" for name in users]
+    return [f"{name} imports {root}, which is for {', '.join(sorted(ROOT_USERS))}" for name in users]
 
 
 def _files(package: Path) -> dict[str, ast.Module]:
@@ -229,7 +209,6 @@ def main(arguments: list[str] | None = None) -> int:
         told.append(f"{len(group)} files import each other:")
         told += (f"  {name} imports {', '.join(sorted(graph[name] & set(group)))}" for name in group)
     told += (f"{' and '.join(group)} import each other" for group in siblings(graph))
-    told += (f"class {name} is in {' and in '.join(modules)}" for name, modules in twice(package).items())
     told += upward(graph) + rooted(package, graph)
     print("\n".join(told) or f"{len(graph)} files, {sum(map(len, graph.values()))} imports: all rules hold")
     return 1 if told else 0
