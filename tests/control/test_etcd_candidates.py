@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.head_log import ONE, PATIENCE, TWO
 from tests.control.fake_etcd import FakeEtcd
-from zcactor.control import etcd_candidates
+from zcactor.control import etcd_log
 from zcactor.control.etcd_log import EtcdLog
 from zcactor.control.head_log import LogUnavailable
 
@@ -28,7 +28,7 @@ async def known(log: EtcdLog, *addresses: str) -> None:
 
 
 async def test_candidates_are_known_until_they_are_gone(etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_candidates, "KNOWN", 1)
+    monkeypatch.setattr(etcd_log, "KNOWN", 1)
     first, second = (EtcdLog.at(etcd.url, bytes(32), {}) for _ in range(2))
     await known(first)
     first.announce(ONE)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zcactor.control.gpu_shares import GpuShares
+from zcactor.control.scheduler import GpuShares
 
 
 def test_whole_gpus_are_nobody_elses() -> None:

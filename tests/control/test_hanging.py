@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.control.agents import FakePool, FakeProcess, FakeSession
-from zcactor.control.hanging import watch
+from zcactor.control.head import watch
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId
 

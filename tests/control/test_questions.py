@@ -11,10 +11,10 @@ import pytest
 from tests.control.agents import DRIVER, FakePool, FakeSession
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
+from zcactor.control.head import Head
 from zcactor.control.head_log import Candidate
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
-from zcactor.control.questions import Questions
 from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import AuthenticationError, NoSuchActor
 from zcactor.execution.actor_runner import current_call
@@ -24,7 +24,7 @@ from zcactor.interface import Interface
 NODE = ProcessId(b"n" * 16)
 
 
-class Asked(Questions):
+class Asked(Head):
     """A head that only answers."""
 
     def __init__(self) -> None:

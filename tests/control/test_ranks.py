@@ -8,7 +8,7 @@ import pytest
 
 from tests.control.agents import FakeSession
 from tests.control.test_membership import FACTS, NODE, Head
-from zcactor.control.ranks import JoinedRank, Ranks
+from zcactor.control.membership import JoinedRank, Ranks
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId
 

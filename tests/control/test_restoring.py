@@ -7,8 +7,8 @@ from typing import Any
 from tests.control.test_actor_table import WIRE, X
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.entries import actor_change, read, reserved_changes
+from zcactor.control.head import restored
 from zcactor.control.head_log import Change, applied
-from zcactor.control.restoring import restored
 from zcactor.ids import ProcessId
 from zcactor.marshal.packed import Packed
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.control.agents import FakePool
+from zcactor.control.membership import Successors
 from zcactor.control.node_table import NodeRecord, facts_of
-from zcactor.control.successors import Successors
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.control.agents import FakePool, FakeProcess
 from zcactor.control.head import Head
+from zcactor.control.membership import Ranks
 from zcactor.control.node_agent import NodeAgent
-from zcactor.control.ranks import Ranks
 from zcactor.node.launcher import LauncherLine
 from zcactor.process.epochs import KnownEpoch
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.control import actor_ends, membership, scheduler
+from zcactor.control import head, membership, scheduler
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
 from zcactor.control.head import Head
@@ -278,7 +278,7 @@ def discarded_actor_lives_on(patch: pytest.MonkeyPatch) -> None:
     async def discarding(*_: object) -> None:
         return
 
-    patch.setattr(actor_ends, "discard", discarding)
+    patch.setattr(head, "discard", discarding)
 
 
 def second_connection_stays(patch: pytest.MonkeyPatch) -> None:

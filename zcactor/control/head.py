@@ -11,65 +11,123 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
 from zcactor.buggify import dawdle
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
 from zcactor.control.console import Console
-from zcactor.control.drain import end_workers
+from zcactor.control.drain import decide_end, discard, discard_others, end_workers
 from zcactor.control.draining import Draining
-from zcactor.control.entries import actor_change, closed_change
+from zcactor.control.entries import actor_change, closed_change, gone_changes, stopping_changes
 from zcactor.control.first_answers import FirstAnswers
-from zcactor.control.forcing import force
+from zcactor.control.forcing import force, waited_for
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
-from zcactor.control.hanging import watch
 from zcactor.control.head_log import Candidate, Deposed
 from zcactor.control.heads import Heads
 from zcactor.control.membership import Membership
 from zcactor.control.node_table import NodeRecord, NodeTable
-from zcactor.control.placing import Placing
 from zcactor.control.recipes import Recipes, is_at_hand, lack
 from zcactor.control.recorder import HeadRecorder
 from zcactor.control.reservations import Reservations
-from zcactor.control.restoring import restored
+from zcactor.control.shortage import waits
 from zcactor.control.take_over import Decisions, TakeOver
 from zcactor.errors import (
     ActorDied,
+    AuthenticationError,
     ConnectionLost,
     HeadUnavailable,
     InsufficientResources,
     NameTaken,
+    NoSuchActor,
     RemoteError,
     ZcactorError,
     remote_of,
 )
 from zcactor.execution.actor_runner import current_call
-from zcactor.execution.closing import OF_AN_END
-from zcactor.ids import ProcessId
+from zcactor.execution.closing import OF_AN_END, TAKEN_IN
+from zcactor.ids import ActorId, ProcessId
 from zcactor.interface import Interface, shown
 from zcactor.logs import logger
+from zcactor.marshal.packed import Packed
+from zcactor.workers.worker_table import FIRST_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 
     from zcactor.control.entries import Entries
-    from zcactor.control.head_log import HeadLog
+    from zcactor.control.head_log import Change, HeadLog
     from zcactor.control.node_table import OwnWorkers
-    from zcactor.ids import ActorId
-    from zcactor.marshal.packed import Packed
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["Head", "agent_interface"]
+__all__ = ["Head", "agent_interface", "restored", "watch"]
+
+_UNSEEN: Final = "its node has not reported to the cluster's new head yet"
+
+
+def restored(entries: Entries) -> dict[ActorRecord, str]:
+    """The actors of a log in the order of their spawns, each with its state in the log.
+
+    Their own state is ``"pending"`` or ``"restarting"``, so that callers wait until it is known what became of them.
+    A recipe that the earlier head alone has held is lost, and one that agents hold stays there; see
+    `zcactor.control.recipes.Recipes`.
+    """
+    found: dict[ActorRecord, str] = {}
+    for key, entry in sorted(entries.actors.items(), key=lambda item: item[1].number):
+        actor = ActorRecord(
+            dict(entry.options), entry.class_name, entry.interface, ProcessId(entry.owner), entry.object_id,
+            ActorId(bytes.fromhex(key)),
+        )  # fmt: skip
+        actor.asked, actor.restarts, actor.recorded = entry.request, entry.restarts, True
+        actor.node_id, actor.gpus = entry.node, entry.gpus
+        actor.location = (entry.worker, entry.index)
+        if entry.recipe is not None:
+            actor.recipe_holders = list(entry.recipe.holders)
+            actor.recipe_nbytes, actor.recipe_key = entry.recipe.nbytes, entry.recipe.key
+            payload = entries.recipes.get(key)
+            actor.recipe = None if payload is None else Packed(payload, (), entry.recipe.flags)
+        if entry.state != "pending":
+            actor.set_state("restarting", _UNSEEN)
+        found[actor] = entry.state
+    return found
+
+
+async def watch(actor: ActorRecord, process: LocalProcess, heartbeat: float, limit: float) -> None:
+    """Ping the process of an actor through its present life.
+
+    Args:
+        actor: the actor, which is alive.
+        process: the head's process.
+        heartbeat: seconds between an answer and the next ping.
+        limit: seconds without an answer until the process is killed.
+    """
+    life, worker = actor.restarts, actor.worker
+    while (
+        worker is not None
+        and actor.worker is worker
+        and actor.restarts == life
+        and (actor.state == "alive" or actor.moving is not None)
+    ):
+        try:
+            async with asyncio.timeout(limit):
+                await process.requests.ask(await process.connections.connect(worker.process), "ping")
+        except TimeoutError:
+            logger.warning("%s has not responded for %g s and is killed (on_hang='kill')", actor.label, limit)
+            worker.kill(f"its process did not respond for {limit:g} s and was killed (on_hang='kill')")
+            return
+        except ZcactorError:  # the process has ended, and the zygote reports it
+            return
+        await asyncio.sleep(heartbeat)
+
 
 _LAST_RECORD = 1.0
 """Seconds that the log has at the end to take in that the cluster has ended in order."""
 
 
-class Head(Placing):
+class Head:
     """The actor that places actors. Its callers are drivers, workers and the agents of other nodes.
 
     Args:
@@ -86,6 +144,10 @@ class Head(Placing):
         driver: the process id of the program to which an embedded node belongs, and with which it ends; empty for a
             cluster.
     """
+
+    end_report: float = 2.0
+    """Seconds to wait for the report on a worker whose connection a caller has lost. The kernel needs milliseconds,
+    and more for a process with much memory."""
 
     def __init__(
         self, process: LocalProcess, exports: MutableMapping[int, Any], pool: OwnWorkers | None,
@@ -487,6 +549,333 @@ class Head(Placing):
         """End the agent's process."""
         if not self.finished.done():
             self.finished.set_result(None)
+
+    # ---------------------------------------------------------------- questions, which change nothing
+
+    async def leader(self) -> dict[str, Any]:
+        """The facts about this head: ``address``, ``pid``, ``epoch`` (of its term), ``log`` (empty for one in memory),
+        ``state`` (``"leading"``, ``"taking over"`` until all is decided, or ``"adrift"`` while the log does not renew
+        its term) and ``standbys``, the addresses of the heads that would lead in its place. Where it may not act
+        without certain nodes there is also ``waits_for``, with their labels."""
+        facts, standing = self._facts, self.members.standing
+        state = "taking over" if self.members.is_taking_over else "leading"
+        if standing is not None and not standing.in_term:
+            state = "adrift"
+        waits_for = waited_for(self.members)
+        return {
+            "address": facts["address"].rpartition("@")[2], "pid": facts["pid"], "epoch": self.recorder.epoch,
+            "log": self.members.log, "state": state,
+            "standbys": self.heads.standbys, **({"waits_for": waits_for} if waits_for else {}),
+        }  # fmt: skip
+
+    async def stay(self, epoch: int) -> tuple[int, float | None]:
+        """Tell a node or a program whether it may stay with this head.
+
+        Args:
+            epoch: the greatest one that the caller knows.
+
+        Returns:
+            This head's epoch, and the age of its knowledge; see `zcactor.control.reign.Reign.age`.
+        """
+        recorder, standing = self.recorder, self.members.standing
+        if epoch > recorder.epoch:
+            recorder.depose(epoch)
+        age = 0.0 if standing is None else standing.age()
+        return recorder.epoch, None if recorder.is_deposed else age
+
+    async def locate(self, actor_id: ActorId, calls_wait: bool) -> tuple[str, bytes, int, str]:
+        """The place of an actor; see `zcactor.peers.head_link.HeadLink.locate`."""
+        actor = self._actors.get(actor_id)
+        if actor is None:
+            return "dead", b"", 0, "it is unknown to its node"
+        if calls_wait and actor.state == "alive" and actor.worker is not None:
+            # The caller lost its connection: most likely the process has just ended, and the zygote is about to report
+            # it.
+            await asyncio.wait([actor.worker.ended], timeout=self.end_report)
+        while actor.state == "pending" or (actor.state == "restarting" and not calls_wait):
+            await actor.changed()
+        if actor.state == "dead":
+            await self.recorder.noted()
+        return actor.state, *actor.location, actor.cause
+
+    async def get_actor(self, name: str, namespace: str) -> Any:
+        """The handle of a named actor.
+
+        Raises:
+            NoSuchActor: no living actor has the name.
+            HeadUnavailable: the head's log does not take what was decided before, such as the end of an actor.
+        """
+        await self.recorder.settled()
+        actor = self._actors.named(namespace, name)
+        await actor.settled()
+        if actor.state == "dead":
+            raise NoSuchActor(f"the actor named {name!r} in namespace {namespace!r} has just died: {actor.cause}")
+        return HandleGrant(self.grants, actor)
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """The facts of every node, as inspection shows them."""
+        return self._nodes.told()
+
+    async def actors(self) -> list[dict[str, Any]]:
+        """The facts of every actor that lives or whose death is remembered, as inspection shows them."""
+        return self._actors.told()
+
+    async def resources(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The total and the free amounts of the cluster's resources, by name."""
+        return self._ledger.total(), self._ledger.free()
+
+    async def process_of(self, actor_id: ActorId) -> bytes:
+        """The process that hosts an actor."""
+        state, process, _, cause = await self.locate(actor_id, False)
+        if state == "dead":
+            raise NoSuchActor(f"actor {actor_id.hex()[:8]} is dead: {cause}")
+        return process
+
+    async def waits(self, class_name: str, spawner: bytes = b"") -> str:
+        """The reasons why the caller's spawns of a class wait, as a line. Each spawn is counted in one line only: the
+        line is empty when no further spawn waits."""
+        owner, name = self._asking(spawner), shown(class_name)
+        pending = [
+            actor for actor in self._actors.made_by(owner)
+            if actor.state == "pending" and actor.class_name == name and not actor.told
+        ]  # fmt: skip
+        for actor in pending:
+            actor.told = True
+        return waits(pending, self._ledger, self._actors.all())
+
+    def _asking(self, worker: bytes) -> ProcessId:
+        """The process for which the present call is made: the caller, or `worker`, when its node's agent is the caller.
+
+        Raises:
+            AuthenticationError: `worker` belongs to a node with another agent.
+        """
+        caller: ProcessId = current_call.get().session.peer_process
+        if not worker:
+            return caller
+        named = ids.ProcessId(worker)
+        node = self._nodes.host_of(named)
+        if node is None or node.process != caller:
+            raise AuthenticationError(f"process {worker.hex()} is no worker of the node whose agent has asked for it")
+        return named
+
+    # ---------------------------------------------------------------- ends of actors
+
+    def _retire(self, actor: ActorRecord, cause: str, *, closed: bool = False) -> None:
+        """End an actor: its process, or its place in a shared process. A process whose last actor was `closed` gets
+        `shutdown_timeout` seconds for its exit functions."""
+        worker = actor.worker
+        self._bury(actor, cause)
+        if worker is None or worker.ended.done():
+            return
+        worker.actors.pop(actor, None)
+        if not worker.actors:
+            worker.leaving = True
+            self._nodes.unshare(worker)
+            if closed:
+                self.process.tasks.start(self._dismiss(worker))
+            else:
+                worker.kill()
+        elif worker.shared:
+            self.process.tasks.start(discard(self.process, self.recorder, worker, actor.index))
+
+    async def _dismiss(self, worker: WorkerRecord) -> None:
+        """Have a process without actors end by itself; kill it, and what it has started, where it does not in time."""
+        grace = self.process.config.shutdown_timeout
+        try:
+            async with asyncio.timeout(grace):
+                session = await self.process.connections.connect(worker.process)
+                await self.process.requests.ask(session, "leave", grace)
+                await asyncio.shield(worker.ended)
+        except (TimeoutError, ZcactorError) as error:
+            logger.debug("worker %d did not end by itself: %s", worker.pid, error)
+        finally:
+            worker.kill()
+
+    def _discard_others(self, worker: WorkerRecord) -> asyncio.Task[None]:
+        """End all that is in a shared process, but the actors that this head has there. The task ends when that is
+        done."""
+        indices = [actor.index for actor in worker.actors]
+        return self.process.tasks.begin(discard_others(self.process, self.recorder, worker, indices))
+
+    def _bury(self, actor: ActorRecord, cause: str) -> None:
+        if actor.state == "dead":
+            return
+        if actor.recorded and not self.closing:
+            self.recorder.note(*gone_changes(actor))
+        actor.set_state("dead", cause)
+        if actor.displaced and not self.closing:
+            self.grants.tell_holders(actor)
+        if actor.withdraw is not None:
+            actor.withdraw()
+        self._reservations.give_back(actor)
+        self.recipes.release(actor)
+        self._actors.bury(actor)
+
+    async def kill(self, actor_id: ActorId) -> None:
+        """End an actor at once. Returns when its process has ended, also where the request is repeated.
+
+        Raises:
+            NoSuchActor: the actor is unknown.
+            HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer, and the
+                actor ends once the log has taken it.
+        """
+        actor = self._actors.known(actor_id)
+        if self.members.taking_over is not None:
+            await self.members.taking_over.settled(actor)
+        await self._decide_end(actor, gone_changes(actor), lambda: self._retire(actor, "it was killed by zc.kill"))
+        if actor.gone is not None:
+            await asyncio.shield(actor.gone)
+
+    async def stop(self, actor_id: ActorId) -> None:
+        """End an actor after its queued calls. Returns when its process has ended; cancelling ends only the wait.
+
+        Raises:
+            NoSuchActor: the actor is unknown.
+            HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer, and the
+                actor ends once the log has taken it.
+        """
+        actor = self._actors.known(actor_id)
+        if self.members.taking_over is not None:
+            await self.members.taking_over.settled(actor)
+        if actor.ending is None:
+            stop = functools.partial(self._begin_stop, actor, "it was stopped by zc.stop", decided=True)
+            await self._decide_end(actor, stopping_changes(actor), stop)
+        if actor.ending is not None:
+            await asyncio.shield(actor.ending)
+
+    async def _decide_end(self, actor: ActorRecord, changes: Sequence[Change], end: Callable[[], None]) -> None:
+        if not actor.recorded or self.closing:
+            end()
+            return
+        timeout = self.process.config.head_timeout
+        if not await decide_end(self.recorder, self.process.tasks, actor, changes, end, timeout):
+            raise HeadUnavailable(self.members.log, timeout)
+
+    def _begin_stop(self, actor: ActorRecord, cause: str, *, decided: bool = False, seconds: float = TAKEN_IN) -> None:
+        """Stop an actor in a task of its own, because the caller may go away meanwhile; `decided` where that is
+        recorded. Peers have `seconds` to receive its last answers."""
+        if actor.state != "dead" and actor.ending is None:
+            actor.ending = self.process.loop.create_task(self._stop(actor, cause, seconds, decided=decided))
+
+    async def _stop(self, actor: ActorRecord, cause: str, seconds: float, *, decided: bool) -> None:
+        if actor.moving is not None:
+            await asyncio.shield(actor.moving)
+            decided = False  # the move is recorded, as a new life
+        if not decided and actor.recorded and not self.closing:
+            try:
+                await self.recorder.noted(*stopping_changes(actor))
+            except Deposed:
+                return
+        worker, closed = actor.worker, False
+        if worker is not None and actor.state == "alive":
+            try:
+                session = await self.process.connections.connect(worker.process)
+                await self.recorder.order(self.process.requests, session, "stop", actor.index, seconds)
+                closed = True
+            except Deposed:
+                return
+            except (ConnectionLost, RemoteError) as error:
+                logger.debug("%s ended while it was being stopped: %s", actor.label, error)
+        self._retire(actor, cause, closed=closed)
+        if actor.gone is not None:
+            await asyncio.shield(actor.gone)
+
+    def _unheld(self, actor: ActorRecord) -> None:
+        """Stop an actor whose last handle was dropped. Before a take-over is done, further holders may return; only its
+        spawner holds one that is pending."""
+        if self.closing or actor.state == "dead" or (self.members.is_taking_over and actor.state != "pending"):
+            return
+        if actor.token is not None and actor.token() is not None:
+            return
+        if actor.state == "pending":  # even a named one: the spawn was given up before the handle arrived
+            actor.withdrawn = True
+            self._retire(actor, "its spawn was cancelled")
+        elif actor.name is None and not actor.detached:
+            self._begin_stop(actor, "its last handle was dropped")
+
+    # ---------------------------------------------------------------- places
+
+    async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
+        """Give an actor a process, and wait until that has started."""
+        worker = self._worker_of(actor)
+        await worker.started(self.process.config.spawn_timeout, actor.label)
+        return worker
+
+    def _worker_of(self, actor: ActorRecord) -> WorkerRecord:
+        """Give an actor a process, which is about to start or has started."""
+        label = actor.class_name if actor.name is None else f"{actor.class_name} {shown(actor.name)}"
+        assert actor.node is not None
+        root = self._root(actor)
+        worker = self._nodes.worker_for(actor.node, label, actor.options, root, actor.gpus, actor.planned)
+        actor.worker, actor.planned = worker, None
+        actor.index = worker.take_index()
+        worker.actors[actor] = None
+        return worker
+
+    def _root(self, actor: ActorRecord) -> ProcessId:
+        """The program for which the actor was made, directly or through other actors."""
+        found = self._nodes.worker(actor.owner)
+        return actor.owner if found is None else found[1].driver
+
+    def _plan(self, actor: ActorRecord) -> None:
+        """Choose the process of an actor that has a node, and have it start: it does so while the log takes the actor,
+        whose constructor has to wait for that. A head which takes over ends a process that the log does not explain. No
+        process is started in vain as long as the log is silent; a shared one is no actor's own."""
+        actor.starting = True
+        if actor.options.get("process") == "shared" or not self.recorder.is_silent:
+            self._worker_of(actor)
+        else:
+            actor.planned, actor.index = ids.new_process(), FIRST_INDEX
+
+    async def _start(self, actor: ActorRecord) -> None:
+        """Wait until the process of a new actor, which is planned and recorded, has started; on another node where its
+        own is lost before. Its spawner does not know the process yet, so that nothing was constructed there.
+
+        Raises:
+            InsufficientResources: no process could be started, or no other node may be taken.
+            Deposed: another head decides now.
+        """
+        while actor.state != "dead" and not await self._starts(actor):
+            await self._plan_anew(actor)
+        actor.starting = False
+
+    async def _starts(self, actor: ActorRecord) -> bool:
+        """Wait until the process of an actor has started. Returns False where its node is lost before."""
+        node, loop = actor.node, self.process.loop
+        assert node is not None
+        worker = actor.worker or self._worker_of(actor)
+        if worker.ready.done() and self._nodes.has(node):  # as a shared one mostly has
+            await worker.started(self.process.config.spawn_timeout, actor.label)
+            return True
+        started = loop.create_task(worker.started(self.process.config.spawn_timeout, actor.label))
+        removed = loop.create_task(node.removed.wait())
+        try:
+            await asyncio.wait((started, removed), return_when=asyncio.FIRST_COMPLETED)
+            if self._nodes.has(node):
+                started.result()
+            return self._nodes.has(node) or actor.state == "dead"
+        finally:
+            for task in (started, removed):
+                task.cancel()
+            await asyncio.gather(started, removed, return_exceptions=True)
+
+    async def _plan_anew(self, actor: ActorRecord) -> None:
+        """Take another node for an actor, in the place of one that is lost."""
+        lost, worker = actor.node, actor.worker
+        assert lost is not None
+        if actor.options.get("node") not in (None, "spread", "pack"):
+            raise InsufficientResources(
+                f"no process could be started for {actor.label}: {lost.label} cannot be reached"
+            )
+        logger.warning("%s is placed elsewhere, because %s cannot be reached", actor.label, lost.label)
+        if worker is not None:
+            worker.actors.pop(actor, None)
+            actor.worker = None
+        self._reservations.give_back(actor)
+        await self._reservations.acquire(actor)
+        if actor.state != "dead":
+            self._plan(actor)
+            await self.recorder.noted(actor_change(actor, "pending"))
 
 
 def _has_not_started(actor: ActorRecord) -> bool:

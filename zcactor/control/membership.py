@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zcactor.control.entries import driver_change, member_change
 from zcactor.control.head_log import Change
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, RemotePool
-from zcactor.control.ranks import Ranks
-from zcactor.control.successors import Successors
 from zcactor.control.take_over import ReportedWorker, TakeOver
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, ProtocolError, ZcactorError
 from zcactor.execution.actor_runner import current_call
@@ -26,11 +24,152 @@ from zcactor.process.epochs import Deposed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from zcactor.control.head_agent import HeadAgent, Showing
+    from zcactor.control.draining import Draining
+    from zcactor.control.handle_grants import HandleGrants
+    from zcactor.control.recipes import Recipes
+    from zcactor.control.recorder import HeadRecorder
     from zcactor.control.standing import Standing
+    from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
+    from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["Membership", "membership_interface"]
+__all__ = ["HeadAgent", "JoinedRank", "Membership", "Ranks", "Showing", "Successors", "membership_interface"]
+
+
+class Successors:
+    """The nodes that leave, and those that are to follow them. Used on the head's loop."""
+
+    def __init__(self) -> None:
+        self._expected: dict[str, asyncio.Future[NodeRecord]] = {}
+        """The nodes that follow, by the ids of those that leave."""
+
+    def are_expected_for(self, node: NodeRecord) -> bool:
+        """Whether a node leaves by an order, so that its end is no loss."""
+        return node.id in self._expected
+
+    def joined(self, node: NodeRecord, follows: str) -> None:
+        """Note a node that has joined in the place of another, whose id is `follows`."""
+        expected = self._expected.get(follows)
+        if expected is not None and not expected.done():
+            expected.set_result(node)
+
+    async def after(self, node: NodeRecord, leave: Callable[[], None], limit: float | None) -> NodeRecord | None:
+        """Have a node leave by ``leave()``, and wait until it is gone, and then for the node in its place.
+
+        Args:
+            node: the node.
+            leave: asks it to end.
+            limit: seconds that the node in its place may take to join; None where none is to start.
+
+        Returns:
+            The node in its place, if one is to start.
+
+        Raises:
+            ConnectionLost: none has joined in time.
+        """
+        expected: asyncio.Future[NodeRecord] = asyncio.get_running_loop().create_future()
+        self._expected[node.id] = expected
+        try:
+            leave()
+            await node.gone.wait()
+            if limit is None:
+                return None
+            try:
+                async with asyncio.timeout(limit):
+                    return await expected
+            except TimeoutError:
+                log = "see the newest log in its ~/.local/state/zcactor/logs"
+                raise ConnectionLost(f"{node.label} has left and did not start again in {limit:g} s; {log}") from None
+        finally:
+            del self._expected[node.id]
+
+
+class JoinedRank(NamedTuple):
+    """A node of a run: its rank, and where it is."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+class Ranks:
+    """The table of the ranks whose nodes belong to the cluster. Nodes without a rank are not in it.
+
+    Args:
+        own: the facts about the head's own node, if any; see `zcactor.control.node_table.facts_of`.
+    """
+
+    def __init__(self, own: Mapping[str, Any]) -> None:
+        self._by_node: dict[str, JoinedRank] = {}
+        self.changed: Callable[[], None] = lambda: None
+        """Called after each change."""
+        self.join("", own)
+
+    def join(self, node: str, facts: Mapping[str, Any]) -> None:
+        """Note that a node has joined.
+
+        Args:
+            node: its id.
+            facts: about it; it has a rank where they have ``"rank"``.
+
+        Raises:
+            ConnectionLost: a node with that rank is there already.
+        """
+        rank = facts.get("rank")
+        if rank is None:
+            return
+        for other in self._by_node.values():
+            if other.rank == rank:
+                raise ConnectionLost(
+                    f"rank {rank} has joined already, from {other.host} with pid {other.pid}; each rank of a run "
+                    "is started once"
+                )
+        self._by_node[node] = JoinedRank(rank, facts["host"], facts["pid"])
+        self.changed()
+
+    def leave(self, node: str) -> None:
+        """Note that a node is gone. Idempotent."""
+        if self._by_node.pop(node, None) is not None:
+            self.changed()
+
+    def joined(self) -> list[JoinedRank]:
+        """The ranks that are there, in order."""
+        return sorted(self._by_node.values())
+
+
+class HeadAgent(Protocol):
+    """The parts of `zcactor.control.head.Head` that the membership needs."""
+
+    process: LocalProcess
+    driver: ProcessId
+    closing: bool
+    recorder: HeadRecorder
+    draining: Draining
+    grants: HandleGrants
+    recipes: Recipes
+
+    async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
+        """Note that a worker of another node serves."""
+
+    def worker_ended(self, record: WorkerRecord) -> None:
+        """Note the end of a worker."""
+
+    def stop_owned(self, driver: ProcessId, grace: float) -> list[asyncio.Task[None]]:
+        """Begin to stop the actors of a program that is about to go in `grace` seconds."""
+
+    def end_owned(self, driver: ProcessId) -> None:
+        """Retire the actors of a program that is gone."""
+
+
+class Showing(Protocol):
+    """A console for the output of workers; see `zcactor.control.console.Console`."""
+
+    def show(self, driver: ProcessId, stream: str, prefix: str, lines: list[str]) -> None:
+        """Show the output of a worker on another node."""
+
+    async def show_all(self, driver: ProcessId | None = None) -> None:
+        """Wait until the rest of the output is shown, at one program or at all."""
+
 
 FENCE = 8.0
 """Seconds after which a node whose cable was cut has noticed that, too, and has ended its workers: the five of

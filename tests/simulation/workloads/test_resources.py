@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from zcactor.control.gpu_shares import GpuShares
-from zcactor.control.scheduler import Amounts, Ledger
+from zcactor.control.scheduler import Amounts, GpuShares, Ledger
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import Schedule, draw
 from zcactor.simulation.workloads import resources
