@@ -20,7 +20,7 @@ import zcactor as zc
 from tests.actors import Caller, Faulty, Plain, Probe, Unusual
 from zcactor.api.remote_method import RemoteMethod
 from zcactor.process import context
-from zcactor.rpc.leasing import Releasing
+from zcactor.rpc.session import Session
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -132,14 +132,14 @@ async def test_leases_on_arguments_of_third_processes_go_back_ahead_of_the_answe
         def __init__(self) -> None:
             self.seen: list[tuple[int, bool]] = []
             self.thread = 0
-            send = Releasing.send_releases
+            send = Session.send_releases
 
             def note(session: Any) -> None:
                 unanswered = any(other.incoming for other in context.current().sessions.all())
                 self.seen.append((threading.get_ident(), unanswered))
                 send(session)
 
-            Releasing.send_releases = note  # type: ignore[method-assign, assignment]
+            Session.send_releases = note  # type: ignore[method-assign, assignment]
 
         def total(self, array: Any) -> float:
             self.thread = threading.get_ident()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from zcactor.api.passing import Awaited, Unresolved
+from zcactor.execution.actor_runner import ActorRunner
 from zcactor.execution.arguments import Arguments
-from zcactor.execution.linked import Linked
 from zcactor.execution.mailbox import Lane
 from zcactor.interface import MethodKind
 from zcactor.rpc.incoming import Incoming
@@ -40,7 +40,7 @@ class Mailbox:
         self.freed.append(incoming)
 
 
-class Runner(Linked):
+class Runner(ActorRunner):
     """A runner with a plain method, 0, and an async one, 1."""
 
     def __init__(self, *, steps_out: bool = False) -> None:

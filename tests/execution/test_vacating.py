@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from tests.control.movers import Tally
-from zcactor.execution.vacating import send_back
+from zcactor.execution.actor_runner import send_back
 from zcactor.process.context import current
 from zcactor.rpc.incoming import Incoming
 

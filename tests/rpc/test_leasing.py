@@ -14,6 +14,7 @@ from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc import leasing
+from zcactor.rpc import session as session_module
 from zcactor.rpc.leasing import LockedLeases
 from zcactor.rpc.parts import Part
 
@@ -71,7 +72,7 @@ async def test_releases_are_batched(pair: Pair) -> None:
 
 
 async def test_a_release_does_not_wait_with_those_that_may(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "_RELEASE_DELAY", 1000.0)
+    monkeypatch.setattr(session_module, "_RELEASE_DELAY", 1000.0)
     for object_id in (1, 2):
         pair.a.leases.grant(object_id, object())
     pair.b.release_later(1)
@@ -83,7 +84,7 @@ async def test_a_release_does_not_wait_with_those_that_may(pair: Pair, monkeypat
 
 
 async def test_releases_of_many_bytes_do_not_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "_RELEASE_DELAY", 1000.0)
+    monkeypatch.setattr(session_module, "_RELEASE_DELAY", 1000.0)
     monkeypatch.setattr(
         pair.b.connection, "peer", msgspec.structs.replace(pair.b.connection.peer, arena_nbytes=64 << 20)
     )

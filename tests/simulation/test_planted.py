@@ -21,7 +21,7 @@ from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.connections import Connections
 from zcactor.peers.twins import Twins
 from zcactor.rpc.call import Call
-from zcactor.rpc.leasing import Releasing
+from zcactor.rpc.session import Session
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import Schedule, draw
 from zcactor.simulation.shrink import shrink
@@ -42,7 +42,7 @@ def seeds(first: int) -> Iterator[int]:
 def drop_a_release(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """P1: one of 50 releases is dropped. Returns a function that restarts the count."""
     count = 0
-    release = Releasing.release
+    release = Session.release
 
     def dropping(self: Any, object_id: int) -> None:
         nonlocal count
@@ -54,7 +54,7 @@ def drop_a_release(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         nonlocal count
         count = 0
 
-    patch.setattr(Releasing, "release", dropping)
+    patch.setattr(Session, "release", dropping)
     return anew
 
 
@@ -155,14 +155,14 @@ def pin_keeps_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def release_comes_twice(patch: pytest.MonkeyPatch) -> None:
-    release, now = Releasing.release, _each(60)
+    release, now = Session.release, _each(60)
 
     def releasing(self: Any, object_id: int) -> None:
         release(self, object_id)
         if now():
             release(self, object_id)
 
-    patch.setattr(Releasing, "release", releasing)
+    patch.setattr(Session, "release", releasing)
 
 
 def fence_is_short(patch: pytest.MonkeyPatch) -> None:

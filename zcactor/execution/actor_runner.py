@@ -10,6 +10,8 @@ from types import CoroutineType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.apart import text_of, type_name
+from zcactor.api.future import ObjectRef
+from zcactor.api.passing import Awaited, FailedArgumentError, Unresolved
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
 from zcactor.execution.begun import Begun
@@ -17,22 +19,65 @@ from zcactor.execution.closing import TAKEN_IN, close_instance
 from zcactor.execution.eager_task import start_eagerly
 from zcactor.execution.failure import log_failure, passable
 from zcactor.execution.generators import AsyncProducer, SyncProducer
-from zcactor.execution.linked import Linked
-from zcactor.execution.mailbox import Lane, Mailbox
-from zcactor.execution.vacating import Movable, send_back
+from zcactor.execution.mailbox import Mailbox
 from zcactor.interface import Interface, MethodKind, MethodSpec
 from zcactor.process.context import call_deadline, current_host
 from zcactor.rpc.incoming import NO_ANSWER, Incoming
 from zcactor.rpc.leasing import collecting
 from zcactor.rpc.messages import Status
+from zcactor.rpc.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from typing import Any
 
     from zcactor.execution.home import Home
-    from zcactor.rpc.session import Session
+    from zcactor.execution.mailbox import Lane
+    from zcactor.marshal import Marshaller
+    from zcactor.rpc.parts import Part
 
-__all__ = ["ActorRunner", "current_call"]
+__all__ = ["ActorRunner", "current_call", "send_back"]
+
+_GLANCE = 0.01
+"""Seconds between two looks whether calls that go back have gone."""
+
+
+def send_back(incoming: Incoming, marshaller: Marshaller, answers: Answers) -> bool:
+    """Send a call back to its caller, at once or when the references among its arguments have come.
+
+    Args:
+        incoming: the call, which has not started.
+        marshaller: packs arguments that have been unpacked already.
+        answers: of the actor; they answer where an argument cannot be sent back.
+
+    Returns:
+        False for a call of a graph, whose caller is no process.
+    """
+    session = incoming.session
+    if not isinstance(session, Session):
+        return False
+    if incoming.cancelled:
+        answers.status(incoming, Status.CANCELLED)
+    elif incoming.blockers:
+        incoming.returning = True
+    else:
+        try:
+            payload, parts, flags = _packed(incoming, marshaller)
+            session.respond(incoming, Status.MOVED, payload, parts, flags, pushed=incoming.code)
+        except FailedArgumentError as error:
+            answers.failure(incoming, error.failure)
+        except BaseException as error:  # the store is full, or an object among the arguments is lost
+            answers.failure(incoming, error)
+    return True
+
+
+def _packed(incoming: Incoming, marshaller: Marshaller) -> tuple[Any, Sequence[Part], int]:
+    """The arguments of a call as they came, or packed again where they came as plain values."""
+    if type(incoming.payload) is not list:
+        return incoming.payload, incoming.parts, incoming.flags
+    arguments = [ObjectRef(value.call) if type(value) is Unresolved else value for value in incoming.payload]
+    return marshaller.pack_call(tuple(arguments), {}, incoming.session.connection.eager_limit)
+
 
 current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_current_call", default=None)
 """The `Incoming` that a task of a system actor serves."""
@@ -55,7 +100,7 @@ async def _within(seconds: float, step: Coroutine[Any, Any, None]) -> None:
             await step
 
 
-class ActorRunner(Linked, Movable):
+class ActorRunner:
     """One actor: its instance, its mailboxes, and how each kind of method runs.
 
     Args:
@@ -68,6 +113,9 @@ class ActorRunner(Linked, Movable):
         interface: the interface by which callers know the actor, see `Interface.seen_as`; that of `actor_class` where
             it is None.
     """
+
+    moving = False
+    """Whether further calls go back to their callers, who send them again to the actor's next place."""
 
     def __init__(
         self, process: Home, index: int, actor_class: type, label: str, options: Mapping[str, Any], info: Any = None,
@@ -555,3 +603,101 @@ class ActorRunner(Linked, Movable):
         self._admit(session)
         for mailbox in self._mailboxes.values():
             mailbox.forget(session)
+
+    def receive_linked(
+        self, session: Session, call_id: int, code: int, timeout_ns: int, args: list[Any],
+        forwards: Sequence[tuple[int, int, bytes]] | None,
+    ) -> None:  # fmt: skip
+        """Take a call as `receive_plain` does, with promises among its arguments or FORWARD frames."""
+        incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
+        if forwards is not None:
+            pushes = self.process.pushes
+            if len(forwards) == 1 and forwards[0][0] == 0 and forwards[0][2] in pushes.reached:
+                incoming.forwards = forwards  # as `Pushes.forward` does it
+            else:
+                for forward in forwards:
+                    pushes.forward(incoming, *forward)
+        unresolved = False
+        refused = self.stopping or session in self._away
+        for place, value in enumerate(args):
+            if type(value) is Awaited and refused:
+                value.incoming = None  # nothing here waits for its outcome, which may come yet
+                args[place] = value.unresolved()
+            elif type(value) is Awaited:
+                value.incoming, value.values, value.place = incoming, args, place
+                incoming.blockers += 1
+            elif type(value) is Unresolved:
+                unresolved = True
+        plain = self._plain
+        if code < len(plain) and not (timeout_ns or unresolved or refused):
+            # As in `receive_plain`: a call that waits, and one that starts at once.
+            _, kind, mailbox = plain[code]
+            lane = mailbox.lanes.get(session)
+            if lane is not None:
+                if incoming.blockers:
+                    incoming.host = self
+                    if not mailbox.steps_out:
+                        lane.held.append((incoming, self._specs[code]))
+                    return
+                if kind == _SYNC and not lane.held and not lane.async_unstarted:
+                    incoming.host = self
+                    mailbox.hand_over(incoming, self._specs[code], lane)
+                    return
+        incoming.timeout_ns = timeout_ns
+        self.receive_values(incoming, args)
+
+    def receive_values(self, incoming: Incoming, args: list[Any]) -> None:
+        """Take a call whose arguments have come one by one: plain values, and promises that are done."""
+        if not (self.stopping or incoming.session in self._away):
+            self._arguments.wait(incoming, args)
+        self.receive(incoming)
+
+    def unblocked(self, incoming: Incoming) -> None:
+        """Go on with a call whose last lease or promise among the arguments has arrived."""
+        if incoming.returning:
+            self._refuse(incoming)
+            return
+        if incoming.host is not self or self._closed:
+            return
+        if type(incoming.payload) is not list:
+            self._arguments.prepare(incoming)
+        if not incoming.blockers:
+            spec, mailbox = self._specs[incoming.code], self._by_code[incoming.code]
+            lane = mailbox.lanes.get(incoming.session)
+            if lane is not None and spec.kind == _SYNC and not (lane.async_unstarted or lane.pumping):
+                held = lane.held  # the call is in it, unless calls step out of their lane while they wait
+                if not held if mailbox.steps_out else len(held) == 1 and held[0][0] is incoming:
+                    held.clear()
+                    mailbox.hand_over(incoming, spec, lane)  # as `Mailbox.unblocked` does it, with two functions less
+                    return
+            mailbox.unblocked(incoming, spec)
+
+    def keep_unresolved(self, incoming: Incoming, args: list[Any]) -> None:
+        """Note that a plain call has an `Unresolved` among its arguments `args`."""
+        if type(incoming.payload) is list:
+            self._arguments.hold(incoming, args)
+
+    async def vacate(self, patience: float) -> bool:
+        """Run the queued calls and close the actor, which goes on elsewhere: later calls go back to their callers.
+        Returns False, and takes calls again, where a queued call runs after `patience` seconds: it may wait for a later
+        one."""
+        self.moving = True
+        if not await self._refrain(patience):
+            while any(each.returning for each in self._open_calls()):  # noqa: ASYNC110  # before later ones are taken
+                await asyncio.sleep(_GLANCE)
+            self.moving = self.stopping = False
+            self._admit(None)
+            return False
+        await self._end()
+        return True
+
+    async def readmit(self, session: Session) -> None:
+        """Take calls of a caller again, to which calls went back. It asks for that before it sends those again."""
+        while any(each.returning and each.session is session for each in self._open_calls()):  # noqa: ASYNC110
+            await asyncio.sleep(_GLANCE)
+        self._admit(session)
+
+    def _admit(self, session: Any) -> None:
+        self._away.pop(session, None)
+        if not (self._away or self.stopping):
+            self._plain = self._when_open

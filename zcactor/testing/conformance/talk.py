@@ -236,7 +236,8 @@ class Watched(Session):
 
     def _make_lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
         lease = super()._make_lease(object_id, offset, nbytes)
-        self.hub.living.add(lease)
+        hub: Any = self.hub
+        hub.living.add(lease)
         return lease
 
 
