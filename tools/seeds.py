@@ -102,7 +102,7 @@ def main() -> int:
         again = [repeat.result()[0] for repeat in repeats]
         lines += beside.result()
     sys.path.insert(0, str(ROOT))
-    from zcactor.simulation.states import STATES
+    from zcactor.simulation.invariants import STATES
 
     failures = report(lines, again)
     spent = sum(line["cpu_s"] for line in lines)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.control.fake_etcd import FakeEtcd
 from tests.transport.local_arena import TOKEN
-from zcactor.cli import forcing
+from zcactor.cli import nodes
 from zcactor.config import Config
 from zcactor.control.etcd_log import EtcdLog
 from zcactor.control.head_log import Candidate
@@ -44,12 +44,12 @@ async def leading(etcd: FakeEtcd, address: str) -> AsyncIterator[None]:
 
 
 async def test_no_head_leads(etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not await forcing.is_there(CONFIG, etcd.url, PORT)
+    assert not await nodes.is_there(CONFIG, etcd.url, PORT)
     async with leading(etcd, "127.0.0.1:1"):
-        assert not await forcing.is_there(CONFIG, etcd.url, PORT), "it was killed"
+        assert not await nodes.is_there(CONFIG, etcd.url, PORT), "it was killed"
     monkeypatch.delenv("ZCACTOR_TOKEN")
-    monkeypatch.setattr(forcing, "find_token", lambda *_: None)
-    assert not await forcing.is_there(CONFIG, etcd.url, PORT)
+    monkeypatch.setattr(nodes, "find_token", lambda *_: None)
+    assert not await nodes.is_there(CONFIG, etcd.url, PORT)
 
 
 async def test_a_head_leads(etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,20 +59,20 @@ async def test_a_head_leads(etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch) -> 
         assert (config.address, method) == (where, "leader")
         return {"state": state}
 
-    monkeypatch.setattr(forcing, "_ask", told)
+    monkeypatch.setattr(nodes, "_ask_head", told)
     for where, there in ((HERE, True), ("10.0.0.2:7433", False)):
         async with leading(etcd, where):
-            assert await forcing.is_there(CONFIG, etcd.url, PORT) is there
+            assert await nodes.is_there(CONFIG, etcd.url, PORT) is there
     state, where = "leading", "10.0.0.3:7433"
     async with leading(etcd, where):
         with pytest.raises(ConnectionLost, match=f"the head at {where} leads and acts: start this one without --force"):
-            await forcing.is_there(CONFIG, etcd.url, PORT)
+            await nodes.is_there(CONFIG, etcd.url, PORT)
 
 
 @pytest.mark.usefixtures("etcd")
 async def test_an_etcd_that_does_not_answer() -> None:
     with pytest.raises(ConnectionLost, match=r"etcd://127\.0\.0\.1:1/x does not answer in 0\.01 s"):
-        await forcing.is_there(Config(head_timeout=0.01), "etcd://127.0.0.1:1/x", PORT)
+        await nodes.is_there(Config(head_timeout=0.01), "etcd://127.0.0.1:1/x", PORT)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ async def test_what_is_printed(
 
     monkeypatch.setattr(driver, "init", init)
     monkeypatch.setattr(context, "current", lambda: SimpleNamespace(head=SimpleNamespace(ask_agent=ask_agent)))
-    await forcing.have_it_act(CONFIG, "etcd://h:1")
+    await nodes.have_it_act(CONFIG, "etcd://h:1")
     assert addresses == ["etcd://h:1"]
     assert capsys.readouterr().err.splitlines() == [f"zcactor: {line}" for line in lines]

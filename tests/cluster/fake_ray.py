@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zcactor.cluster.ray_host import HostAnswer
+from zcactor.cluster.ray import HostAnswer
 from zcactor.errors import ConnectionLost, NameTaken
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.cluster.hosts import Hosts, beside, stop
 from zcactor.cluster import daemon
-from zcactor.cluster.daemon import StartedNode
-from zcactor.cluster.readiness import TermOver
+from zcactor.cluster.daemon import StartedNode, TermOver
 from zcactor.driver.finding import find_head
 from zcactor.errors import ConnectionLost
 

@@ -9,8 +9,7 @@ import pytest
 
 import zcactor as zc
 from tests.cluster.fake_ray import FakeRay
-from zcactor.cluster.ray import on_ray, sweep_ray
-from zcactor.cluster.ray_host import HostAnswer
+from zcactor.cluster.ray import HostAnswer, on_ray, sweep_ray
 
 TOKEN = "ab" * 32
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import zcactor as zc
-from zcactor.cluster.ray_calls import RayCalls
+from zcactor.cluster.ray import RayCalls
 
 
 class RayError(Exception):

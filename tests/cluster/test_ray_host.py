@@ -16,8 +16,8 @@ import pytest
 
 import zcactor as zc
 from tests.driver.programs import Program, alive, until
-from zcactor.cluster import ray_host
-from zcactor.cluster.ray_host import HostAnswer, NodeHost
+from zcactor.cluster import ray
+from zcactor.cluster.ray import HostAnswer, NodeHost
 from zcactor.config import Config
 
 PATIENCE = 120.0
@@ -57,7 +57,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
 @pytest.mark.slow
 async def test_a_head_and_a_member(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     head = hosts({"CPU": 2})
-    monkeypatch.setattr(ray_host, "_address_of", lambda name, namespace: head.answer().checked(0))
+    monkeypatch.setattr(ray, "_address_of", lambda name, namespace: head.answer().checked(0))
     # In a thread, as `start_node` runs a loop of its own.
     member = await asyncio.to_thread(hosts, {"CPU": 1, "fast": 0.5}, head=("x", "zcactor"))
     async with zc.init(head.answer().checked(0), token=TOKEN.hex()):
@@ -84,14 +84,14 @@ def test_a_node_that_cannot_start(hosts: Hosts, monkeypatch: pytest.MonkeyPatch)
     def lost(name: str, namespace: str) -> str:
         raise zc.ConnectionLost("the head is lost")
 
-    monkeypatch.setattr(ray_host, "_address_of", lost)
+    monkeypatch.setattr(ray, "_address_of", lost)
     with pytest.raises(zc.ConnectionLost, match="bundle 1: the head is lost"):
         hosts({"CPU": 1}, head=("x", "zcactor")).answer().checked(1)
 
 
 PROGRAM = """
 from dataclasses import asdict
-from zcactor.cluster.ray_host import NodeHost
+from zcactor.cluster.ray import NodeHost
 from zcactor.config import Config
 host = NodeHost({"CPU": 1}, asdict(Config(store_capacity=1 << 26)), bytes(32), None, "127.0.0.1")
 agent = host._node.process.pid

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from zcactor.cluster import readiness
-from zcactor.cluster.readiness import TermOver, found_again, until_ready, while_led
+from zcactor.cluster import daemon
+from zcactor.cluster.daemon import TermOver, found_again, until_ready, while_led
 from zcactor.errors import ConnectionLost
 
 
@@ -80,7 +80,7 @@ def attempts(*outcomes: Exception | str) -> Callable[[], str]:
 
 
 def test_it_joins_again_as_long_as_heads_decide_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_AGAIN", 0.0)
+    monkeypatch.setattr(daemon, "_LOOK_AGAIN", 0.0)
     assert while_led(attempts("joined"), 0.0) == "joined"
     assert while_led(attempts(TermOver("one"), TermOver("two"), "joined"), 60.0) == "joined"
     with pytest.raises(ConnectionLost, match="another reason"):

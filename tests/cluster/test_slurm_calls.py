@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import zcactor as zc
-from zcactor.cluster import slurm_calls
-from zcactor.cluster.slurm_calls import SlurmCalls
-from zcactor.cluster.submitted import begin
+from zcactor.cluster import slurm_job
+from zcactor.cluster.slurm_job import SlurmCalls, begin
 
 
 class FailedJobError(Exception):
@@ -26,7 +25,7 @@ def submitit(monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = ModuleType("submitit")
     module.core = SimpleNamespace(utils=SimpleNamespace(FailedJobError=FailedJobError))
     monkeypatch.setitem(sys.modules, "submitit", module)
-    monkeypatch.setattr("zcactor.cluster.slurm_calls.shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("zcactor.cluster.slurm_job.shutil.which", lambda name: f"/bin/{name}")
     return module
 
 
@@ -57,7 +56,7 @@ def test_without_submitit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_without_slurm(submitit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zcactor.cluster.slurm_calls.shutil.which", lambda name: None if name == "srun" else name)
+    monkeypatch.setattr("zcactor.cluster.slurm_job.shutil.which", lambda name: None if name == "srun" else name)
     with pytest.raises(zc.ConnectionLost, match=r"a test needs srun: install Slurm's commands \(slurm-client\)"):
         SlurmCalls("a test", tmp_path)
 
@@ -70,7 +69,7 @@ def test_a_job(submitit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         asked.append(job)
         return "RUNNING", "None"
 
-    monkeypatch.setattr(slurm_calls, "job_state", job_state)
+    monkeypatch.setattr(slurm_job, "job_state", job_state)
     calls = SlurmCalls("a test", tmp_path)
     assert calls.job_id == ""
     calls.submit({"nodes": 2}, "folder", "key")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.collectives.test_folding import bits, drawn
-from zcactor.collectives import inflow as module
+from zcactor.collectives import direct as module
+from zcactor.collectives.direct import Inflow
 from zcactor.collectives.folding import fold, operand_of
-from zcactor.collectives.inflow import Inflow
 
 
 class FakeFlow:

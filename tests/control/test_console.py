@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.control.agents import DRIVER, FakeProcess, FakeSession
-from zcactor.control.console import Console
+from zcactor.control.head import Console
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId
 

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from zcactor.control.first_answers import FirstAnswers
+from zcactor.control.head import FirstAnswers
 from zcactor.errors import ConnectionLost, NameTaken
 
 

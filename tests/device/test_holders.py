@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.device.helpers import array_on, held, opened, seen
-from zcactor.device.holders import Gone
+from zcactor.device.array import Gone
 
 
 def test_every_use_is_refused() -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from zcactor.device.others import Other
+from zcactor.device.event_pages import Other
 
 
 @pytest.mark.usefixtures("no_leftovers")

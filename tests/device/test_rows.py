@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zcactor.device.rows import rows_of
+from zcactor.device.array import rows_of
 
 
 @st.composite

@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from tests.marshal.wire import Wire
-from zcactor.marshal.slotted import reduce_slotted
+from zcactor.marshal.pickling import reduce_slotted
 
 _skeleton = cloudpickle.cloudpickle._make_skeleton_class
 

@@ -12,7 +12,7 @@ import pytest
 from tests.transport.local_arena import TOKEN
 from tests.transport.tcp_arena import tcp_listener
 from zcactor.errors import AuthenticationError, ConnectionLost
-from zcactor.node.signpost import Signpost
+from zcactor.node.standby import Signpost
 from zcactor.testing.conformance.connection import turns
 from zcactor.transport.stream.head_word import HeadWord
 from zcactor.transport.stream.probe import Standby, find_leader, identify

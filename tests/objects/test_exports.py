@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from zcactor.objects.exports import Exports
+from zcactor.objects.promises import Exports
 
 
 class Thing:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.rpc.sessions import Held, Hub, Pair, echo_plain
 from zcactor.objectstore.ref import Region, RegionKind
-from zcactor.rpc.arrivals import Arrivals, hold_back, when
 from zcactor.rpc.incoming import Incoming
+from zcactor.rpc.intake import Arrivals, hold_back, when
 from zcactor.rpc.messages import Kind
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-from zcactor.simulation.chrome import ChromeFile
+from zcactor.simulation.command import ChromeFile
 from zcactor.simulation.trace import Trace
 
 

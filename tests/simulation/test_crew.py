@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zcactor.simulation.crew import WAKING, LoopCrew
+from zcactor.simulation.cluster import WAKING, LoopCrew
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.world import World
 

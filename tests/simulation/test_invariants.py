@@ -14,8 +14,7 @@ import zcactor as zc
 from tests.simulation.clusters import Bench, Keeper, bench
 from zcactor.assembly.process import Process
 from zcactor.errors import ProtocolError
-from zcactor.simulation.invariants import Invariants
-from zcactor.simulation.poison import POISON
+from zcactor.simulation.invariants import POISON, Invariants
 
 
 def broken(made: Bench) -> list[str]:

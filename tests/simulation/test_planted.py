@@ -22,9 +22,9 @@ from zcactor.peers.connections import Connections
 from zcactor.peers.twins import Twins
 from zcactor.rpc.call import Call
 from zcactor.rpc.session import Session
+from zcactor.simulation.command import shrink
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import Schedule, draw
-from zcactor.simulation.shrink import shrink
 from zcactor.simulation.workloads import WORKLOADS
 from zcactor.transport.credits import Credits
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zcactor.objectstore.store import Store
-from zcactor.simulation.poison import POISON, Poison
+from zcactor.simulation.invariants import POISON, Poison
 
 
 def test_bytes_that_were_given_back_are_filled_and_others_are_not() -> None:

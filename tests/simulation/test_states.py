@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import pytest
 
 from zcactor.objects import expectations, pushes
+from zcactor.simulation.invariants import OF_HEAD, OF_PROCESSES, OF_PUSHES, OF_RUNS, STATES, States
 from zcactor.simulation.record import Record
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import draw
-from zcactor.simulation.states import OF_HEAD, OF_PROCESSES, OF_PUSHES, OF_RUNS, STATES, States
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads import WORKLOADS
 from zcactor.simulation.world import World

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from zcactor.testing.fabric import resources_left
+from zcactor.testing.plugin import resources_left
 from zcactor.transport.verbs.driver.fake import FakeFabric
 
 Make = Callable[..., FakeFabric]

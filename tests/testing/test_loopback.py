@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zcactor as zc
-from zcactor.testing.loopback import PairStart
+from zcactor.testing.plugin import PairStart
 
 Make = Callable[..., PairStart]
 

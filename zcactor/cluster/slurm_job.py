@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
+import shutil
+import signal
+import sys
 import time as clock
+import warnings
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -14,16 +19,165 @@ import msgspec
 
 from zcactor.cluster.placed import EngineCluster, aside, given, token_of_user
 from zcactor.cluster.rendezvous import Meeting
-from zcactor.cluster.slurm_calls import SlurmCalls
+from zcactor.cluster.slurm import job_state
 from zcactor.config import load_config
 from zcactor.driver.driver import check_free
 from zcactor.errors import ConnectionLost, InsufficientResources
+from zcactor.standard import open_standard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["submit"]
+__all__ = ["ADDRESS", "SlurmCalls", "begin", "main", "submit"]
+
+ADDRESS: Final = "ZCACTOR_ADDRESS"
+_GRACE: Final = 3.0
+"""Seconds in which the program has to end, as by default of ``zcactor run``; it does so at once."""
+_OWN_MODULE: Final = "zcactor.cluster.slurm_job"
+
+
+# submitit calls this in each task. The task becomes a process of its own by exec: a rank forks its agent, and takes
+# signals, which submitit does as well.
+def begin(folder: str, key: str, nodes: int, timeout: float) -> None:
+    """Become a rank of the run. Does not return.
+
+    Args:
+        folder: a folder that all hosts share.
+        key: names the file in it with the head's address; see `Meeting`.
+        nodes: the number of tasks.
+        timeout: seconds in which all of them must have joined.
+    """
+    # Slurm sends submitit this signal 90 s before the job's time limit. A node has nothing to save then, and exec keeps
+    # signals ignored.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, "-m", _OWN_MODULE, "rank", folder, key, str(nodes), str(timeout)]
+    os.execv(sys.executable, command)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the two programs, ``rank`` or ``hold``. Returns the exit status."""
+    open_standard()
+    if arguments[0] == "hold":
+        return _hold(*arguments[1:])
+    folder, key, nodes, timeout = arguments[1:]
+    return _rank(folder, key, int(nodes), float(timeout))
+
+
+def _rank(folder: str, key: str, nodes: int, timeout: float) -> int:
+    from zcactor.cluster.run import Request, run_rank
+    from zcactor.cluster.sources import decide
+    from zcactor.config import load_config
+    from zcactor.errors import ZcactorError
+
+    program = (sys.executable, "-m", _OWN_MODULE, "hold", folder, key)
+    os.environ.pop(ADDRESS, None)  # of the program that has submitted the job
+    try:
+        config, sources = load_config()
+        spot = decide(os.environ).spot
+        request = Request(program, nodes, timeout, _GRACE)
+        return run_rank(config, spot, request, dict(os.environ), own_host=sources["host"] != "default")
+    except (ZcactorError, OSError, ValueError, TypeError) as error:
+        print(f"zcactor: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _hold(folder: str, key: str) -> int:
+    """Write the head's address, and wait for SIGTERM."""
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    meeting = Meeting(Path(folder), key)
+    meeting.publish(os.environ[ADDRESS])
+    signal.sigwait(ends)
+    meeting.remove(os.environ[ADDRESS])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+
+
+_NEEDED: Final = ("sbatch", "srun", "scontrol", "scancel")
+_NO_ROOM: Final = ("node configuration is not available", "Node count specification invalid")
+"""Slurm's words for a job that it could never run."""
+_TAIL: Final = 1000
+"""Bytes of a log that are shown."""
+
+
+class SlurmCalls:
+    """Slurm, as far as it is needed here.
+
+    Args:
+        asked_by: the function that needs it, for messages.
+        folder: for the job's logs, and shared by all hosts.
+
+    Raises:
+        ImportError: submitit is not installed.
+        ConnectionLost: Slurm's commands are missing.
+    """
+
+    def __init__(self, asked_by: str, folder: Path) -> None:
+        try:
+            import submitit
+        except ImportError as error:
+            raise ImportError(f"{asked_by} needs submitit: pip install 'zcactor[slurm]'", name="submitit") from error
+        missing = [name for name in _NEEDED if shutil.which(name) is None]
+        if missing:
+            raise ConnectionLost(
+                f"{asked_by} needs {', '.join(missing)}: install Slurm's commands (slurm-client), or call it on a "
+                "login node"
+            )
+        self._submitit = submitit
+        self._folder = folder
+        self._job: Any = None
+        self.job_id = ""
+        """The id of the job that was submitted."""
+
+    def submit(self, parameters: Mapping[str, Any], *arguments: Any) -> None:
+        """Submit the job.
+
+        Args:
+            parameters: as submitit's ``SlurmExecutor.update_parameters`` takes them.
+            arguments: see `begin`.
+
+        Raises:
+            InsufficientResources: the site does not have so many nodes, or none of that kind.
+            ConnectionLost: Slurm has refused it for another reason; the message is Slurm's.
+            ValueError: submitit does not know a parameter.
+            OSError: a file in the folder cannot be made.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            executor = self._submitit.SlurmExecutor(folder=self._folder)
+            executor.update_parameters(**parameters)
+            try:
+                self._job = executor.submit(begin, *arguments)
+            except (self._submitit.core.utils.FailedJobError, RuntimeError) as error:
+                text = f"Slurm has refused the job: {' '.join(str(error).split())}"
+                kind = InsufficientResources if any(word in text for word in _NO_ROOM) else ConnectionLost
+                raise kind(text) from error
+        self.job_id = str(self._job.job_id)
+
+    def state(self) -> tuple[str, str]:
+        """The job's state in Slurm's word, such as ``PENDING``, and the reason; see `job_state`."""
+        return job_state(self.job_id, os.environ)
+
+    def cancel(self) -> None:
+        """Cancel the job; without effect where it has ended."""
+        self._job.cancel(check=False)
+
+    def tail(self) -> str:
+        """The end of the job's log: of the errors of its first task, of those of another, or of its output."""
+        job = self.job_id
+        for pattern in (f"{job}_0_log.err", f"{job}_*_log.err", f"{job}_0_log.out"):
+            for path in sorted(self._folder.glob(pattern)):
+                text = path.read_bytes()[-_TAIL:].decode("utf-8", "replace").strip()
+                if text:
+                    return f"the end of {path}:\n{text}"
+        return f"no log in {self._folder}"
+
 
 _NO_PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType({})
 _WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})

@@ -10,18 +10,19 @@ the one on its host, start workers at its word.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
-from typing import TYPE_CHECKING, Any, Final
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from zcactor import ids
 from zcactor.buggify import dawdle
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
-from zcactor.control.console import Console
 from zcactor.control.drain import decide_end, discard, discard_others, end_workers
 from zcactor.control.draining import Draining
 from zcactor.control.entries import actor_change, closed_change, gone_changes, stopping_changes
-from zcactor.control.first_answers import FirstAnswers
 from zcactor.control.forcing import force, waited_for
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
 from zcactor.control.head_log import Candidate, Deposed
@@ -35,6 +36,7 @@ from zcactor.control.shortage import waits
 from zcactor.control.take_over import Decisions, TakeOver
 from zcactor.errors import (
     ActorDied,
+    ActorError,
     AuthenticationError,
     ConnectionLost,
     HeadUnavailable,
@@ -51,6 +53,7 @@ from zcactor.ids import ActorId, ProcessId
 from zcactor.interface import Interface, shown
 from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
+from zcactor.workers.output import Printers
 from zcactor.workers.worker_table import FIRST_INDEX
 
 if TYPE_CHECKING:
@@ -63,7 +66,119 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["Head", "agent_interface", "restored", "watch"]
+__all__ = ["LAST_OUTPUT", "Console", "FirstAnswers", "Head", "agent_interface", "restored", "watch"]
+
+LAST_OUTPUT: Final = 2.0
+"""Seconds that the drivers get at the end to show the rest of the output."""
+
+
+class Console:
+    """The console that passes lines on to programs.
+
+    Args:
+        process: the head's process.
+    """
+
+    def __init__(self, process: LocalProcess) -> None:
+        self._process = process
+        self._printers = Printers(self._show, process.tasks.start)
+        self.has_log = True
+        """Lines for programs that are gone go to the agent's own output. That of an embedded node has no reader."""
+
+    def output(self, stream: str, worker: WorkerRecord, lines: list[str]) -> None:
+        """Take the output of a worker on the head's node."""
+        self.show(worker.driver, stream, f"({worker.label} pid={worker.pid}) ", lines)
+
+    def show(self, driver: ProcessId, stream: str, prefix: str, lines: list[str]) -> None:
+        """Show lines, each with `prefix` before it, at a program; in our own log when the program is gone."""
+        session = self._process.sessions.used.get(driver)
+        if session is not None and session.closed is None:
+            if self._process.config.log_to_driver:
+                self._printers.write(driver, stream, prefix, lines)
+        elif self.has_log:
+            file = sys.stderr if stream == "stderr" else sys.stdout
+            file.write("".join(f"{prefix}{line}\n" for line in lines))
+            file.flush()
+
+    async def _show(self, driver: ProcessId, stream: str, text: str) -> None:
+        session = self._process.sessions.used.get(driver)
+        if session is None or session.closed is not None:
+            raise ConnectionLost("the driver is gone")
+        await self._process.requests.ask(session, "log", stream, text)
+
+    def forget(self, driver: ProcessId) -> None:
+        """Drop the waiting lines of a program that is gone."""
+        self._printers.forget(driver)
+
+    async def show_all(self, driver: ProcessId | None = None) -> None:
+        """Wait until a program, or each, has shown all output, at most `LAST_OUTPUT` seconds."""
+        try:
+            async with asyncio.timeout(LAST_OUTPUT):
+                await (self._printers.flush() if driver is None else self._printers.flush_one(driver))
+        except TimeoutError:
+            logger.debug("a driver did not show all output in time")
+
+
+T = TypeVar("T")
+_LASTING: Final = (ActorError, ValueError)
+"""Errors that are answers. After any other, nothing was done, and a repeated request tries again."""
+
+
+class FirstAnswers(Generic[T]):
+    """The answers of one kind of request. Used on the loop's thread.
+
+    Args:
+        loop: on which the requests run.
+        remembered: answers that are remembered; the oldest one is forgotten first.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, remembered: int = 2_000) -> None:
+        self._loop = loop
+        self._remembered = remembered
+        self._asked: dict[bytes, asyncio.Future[T]] = {}
+        self._settled: deque[bytes] = deque()
+
+    async def once(self, request: bytes, work: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a request: that of ``work()``, or the answer that the request had when it came first.
+
+        Args:
+            request: its id.
+            work: called where the request is new, or its first attempt came to no answer.
+
+        Raises:
+            Exception: as `work` does. An error that is an answer is given again.
+
+        Cancelling ends the attempt, or the wait for another one's. A cancelled attempt is no answer.
+        """
+        while (first := self._asked.get(request)) is not None:
+            await asyncio.wait([first])
+            if not first.cancelled():
+                error = first.exception()
+                if error is not None:
+                    raise copy.copy(error)
+                return first.result()
+        answer = self._asked[request] = self._loop.create_future()
+        try:
+            outcome = await work()
+        except _LASTING as error:
+            # A copy, without a traceback: its frames would keep the request's arguments.
+            answer.set_exception(copy.copy(error))
+            answer.exception()  # retrieved: nobody may ask again
+            self._remember(request)
+            raise
+        except BaseException:
+            del self._asked[request]
+            answer.cancel()
+            raise
+        answer.set_result(outcome)
+        self._remember(request)
+        return outcome
+
+    def _remember(self, request: bytes) -> None:
+        self._settled.append(request)
+        if len(self._settled) > self._remembered:
+            del self._asked[self._settled.popleft()]
+
 
 _UNSEEN: Final = "its node has not reported to the cluster's new head yet"
 

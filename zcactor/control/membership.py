@@ -162,7 +162,7 @@ class HeadAgent(Protocol):
 
 
 class Showing(Protocol):
-    """A console for the output of workers; see `zcactor.control.console.Console`."""
+    """A console for the output of workers; see `zcactor.control.head.Console`."""
 
     def show(self, driver: ProcessId, stream: str, prefix: str, lines: list[str]) -> None:
         """Show the output of a worker on another node."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Amounts", "GpuShares", "Ledger", "Order", "QueuedRequest", "request_of"]
 
-_GPU_SHARES_EPSILON: Final = 1e-9
+_EPSILON: Final = 1e-9
 """Tolerance of comparisons: shares are sums of floats, and 10 x 0.1 must fit into 1."""
 
 
@@ -74,7 +74,7 @@ class GpuShares:
 
     def _choice(self, amount: float) -> tuple[int, ...] | None:
         whole, rest = _parts(amount)
-        unused = [number for number, share in enumerate(self._free) if share > 1.0 - _GPU_SHARES_EPSILON]
+        unused = [number for number, share in enumerate(self._free) if share > 1.0 - _EPSILON]
         if len(unused) < whole:
             return None
         if not rest:
@@ -82,7 +82,7 @@ class GpuShares:
         taken = set(unused[:whole])
         fitting = [
             (share, number) for number, share in enumerate(self._free)
-            if number not in taken and share + _GPU_SHARES_EPSILON >= rest
+            if number not in taken and share + _EPSILON >= rest
         ]  # fmt: skip
         return (*unused[:whole], min(fitting)[1]) if fitting else None
 
@@ -91,20 +91,16 @@ class GpuShares:
         for number, share in zip(numbers, (*([1.0] * whole), *([rest] if rest else [])), strict=True):
             left = self._free[number] + sign * share
             bound = self._total[number]
-            self._free[number] = (
-                0.0 if left < _GPU_SHARES_EPSILON else bound if bound - left < _GPU_SHARES_EPSILON else left
-            )
+            self._free[number] = 0.0 if left < _EPSILON else bound if bound - left < _EPSILON else left
 
 
 def _parts(amount: float) -> tuple[int, float]:
     """The whole part of an amount, and the rest; a rest within the tolerance counts as none."""
-    whole = int(amount + _GPU_SHARES_EPSILON)
+    whole = int(amount + _EPSILON)
     rest = amount - whole
-    return whole, rest if rest > _GPU_SHARES_EPSILON else 0.0
+    return whole, rest if rest > _EPSILON else 0.0
 
 
-_EPSILON = 1e-9
-"""Tolerance of comparisons: fractions are sums of floats, and 10 x 0.1 must fit into 1."""
 _GPU = "GPU"
 """The name of the resource of which each piece is one of its own, and not only an amount."""
 _NAMED = 8

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, SupportsIndex
 
 import numpy as np
 
 from zcactor.device.driver import PATTERNS
-from zcactor.device.holders import DeviceHolder, Gone
 from zcactor.device.interchange import cuda_interface, dlpack, to_cupy, to_torch
 from zcactor.device.kinds import KDL_CUDA
 from zcactor.device.memory import DeviceBlock, wait_on_host
-from zcactor.device.rows import Rows, few_rows
 from zcactor.device.streams import current_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -25,7 +25,106 @@ if TYPE_CHECKING:
     from zcactor.device.memory import GpuMemory
     from zcactor.device.work import Work
 
-__all__ = ["DeviceArray", "DeviceHolder", "array_over", "empty_array", "note_written"]
+__all__ = [
+    "MOST_ROWS",
+    "DeviceArray",
+    "DeviceHolder",
+    "Gone",
+    "Rows",
+    "array_over",
+    "empty_array",
+    "few_rows",
+    "note_written",
+    "rows_of",
+]  # fmt: skip
+
+MOST_ROWS: Final = 256
+"""Copies that are queued for one array, at most: each takes the driver microseconds. With more it is faster to copy all
+bytes between the first and the last element to the host and to pick the elements there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One copy, for `zcactor.device.driver.GpuDriver.copy`."""
+
+    destination: int
+    """Bytes from the first element of the destination."""
+    source: int
+    count: int
+    nbytes: int
+    strides: tuple[int, int]
+
+
+def rows_of(shape: Sequence[int], into: Sequence[int], out: Sequence[int], itemsize: int) -> Iterator[Rows]:
+    """The copies that bring all elements of one array into another. Axes that are contiguous in both are one row, and
+    the axis around them is the rows of one copy. Each further axis, and one that goes backwards, is a copy an element.
+
+    Args:
+        shape: elements along each axis.
+        into: strides in bytes of the destination.
+        out: the same of the source.
+        itemsize: bytes of an element.
+    """
+    if 0 in shape:
+        return
+    axes = [(length, to, from_) for length, to, from_ in zip(shape, into, out, strict=True) if length > 1]
+    axes.sort(key=lambda axis: -abs(axis[1]))
+    nbytes, count, strides = itemsize, 1, (itemsize, itemsize)
+    while axes and axes[-1][1:] == (nbytes, nbytes):
+        nbytes *= axes.pop()[0]
+    if axes and min(axes[-1][1:]) >= nbytes:
+        length, *last = axes.pop()
+        count, strides = length, (last[0], last[1])
+    for place in product(*(range(length) for length, _, _ in axes)):
+        yield Rows(
+            sum(at * to for at, (_, to, _) in zip(place, axes, strict=True)),
+            sum(at * from_ for at, (_, _, from_) in zip(place, axes, strict=True)),
+            count,
+            nbytes,
+            strides,
+        )
+
+
+def few_rows(shape: Sequence[int], into: Sequence[int], out: Sequence[int], itemsize: int) -> list[Rows] | None:
+    """The result of `rows_of` as a list; None where there are more than `MOST_ROWS`."""
+    found = list(islice(rows_of(shape, into, out, itemsize), MOST_ROWS + 1))
+    return None if len(found) > MOST_ROWS else found
+
+
+_HANDED_OVER: Final = "this array was handed over by zc.move; only its receiver may use it, here it is unusable"
+
+
+class DeviceHolder(Protocol):
+    """The holder of an array's bytes: a block of this process, or a lease."""
+
+    @property
+    def gpu(self) -> GpuMemory:
+        """The GPU by which this process reaches the bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+
+    @property
+    def work(self) -> Work:
+        """The work that is queued on the bytes."""
+
+    @property
+    def readonly(self) -> bool:
+        """Whether nobody may write to the bytes."""
+
+
+class Gone:
+    """The holder of an array that was handed over; it keeps the former one."""
+
+    def __init__(self, former: DeviceHolder) -> None:
+        self.former: Final = former
+
+    def _used(self) -> NoReturn:
+        raise ValueError(_HANDED_OVER)
+
+    gpu = nbytes = work = readonly = property(_used)
+
 
 _READ_ONLY: Final = "the array is read-only: it was passed to an actor, or received from one; write to x.copy()"
 _NO_COMPARING: Final = (

@@ -12,16 +12,47 @@ import ctypes
 import mmap
 import os
 import secrets
+import select
 import struct
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from zcactor.device.driver import EVENT_NBYTES, CudaCode, Refused
-from zcactor.device.others import Other
 from zcactor.device.sealed import sealed_memory, sealed_size
 
-__all__ = ["EVENT_PAGE_NBYTES", "EventPage", "EventPages", "EventSlot"]
+__all__ = ["EVENT_PAGE_NBYTES", "EventPage", "EventPages", "EventSlot", "Other"]
+
+
+class Other:
+    """Another process of this host, and whether it has ended.
+
+    Args:
+        pidfd: a descriptor of it (pidfd_open(2)), which stays the caller's.
+    """
+
+    def __init__(self, pidfd: int) -> None:
+        self._fd = os.dup(pidfd)
+        self._ended = False
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when it ends; -1 after `close`."""
+        return self._fd
+
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        if not self._ended and self._fd >= 0:
+            poll = select.poll()  # of this call: one is for one thread at a time
+            poll.register(self._fd, select.POLLIN)
+            self._ended = bool(poll.poll(0))
+        return self._ended
+
+    def close(self) -> None:
+        """Watch it no more. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
 
 EVENT_PAGE_NBYTES: Final = 4096
 """Bytes of a page."""

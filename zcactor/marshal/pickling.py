@@ -2,7 +2,7 @@
 
 Arrays are not left to PEP 574: NumPy keeps several dtypes, all strided arrays and all subclasses in-band there. A
 reducer swaps each one for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as
-PEP 574 buffers, see `zcactor.marshal.buffers`.
+PEP 574 buffers, see `zcactor.marshal.pickling`.
 """
 
 from __future__ import annotations
@@ -12,24 +12,174 @@ import io
 import pickle
 import sys
 import threading
-from types import CodeType, FunctionType
-from typing import Any, Final, Protocol
+from enum import Enum
+from operator import is_
+from types import CodeType, FunctionType, MemberDescriptorType, resolve_bases
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakSet, ref
 
-from zcactor.apart import module_name
+from zcactor.apart import module_name, namespace_of
 from zcactor.later import np
-from zcactor.marshal.arrays import is_shareable
+from zcactor.marshal.arrays import array_address, is_shareable
 from zcactor.marshal.arrow import reduce_array
-from zcactor.marshal.buffers import ArrayPacking, Buffers
 from zcactor.marshal.exceptions import Exceptions
 from zcactor.marshal.foreign import pack_foreign
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
 from zcactor.marshal.on_gpu import may_be_on_gpu
-from zcactor.marshal.slotted import reduce_slotted
+from zcactor.marshal.sharing import CLAIMED, share, share_at
 from zcactor.marshal.values import Code, registered
+from zcactor.native import hot
 
-__all__ = ["dumps", "loads"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from zcactor.objectstore.store import Store
+
+__all__ = ["ArrayPacking", "Buffers", "dumps", "loads", "reduce_slotted"]
+
+
+class ArrayPacking(Protocol):
+    """The packing of arrays, as `Buffers` needs it; see `zcactor.marshal.packing.Packing`."""
+
+    store: Store
+    eager_limit: int
+    closed: list[Any]
+
+    def pack_array(self, array: Any) -> Any:
+        """Encode an array by reference, or within the payload."""
+
+    def reference(self, array: Any, holder: Any) -> Any:
+        """Encode an array by reference."""
+
+    def pack_groups(self, groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Encode groups of arrays whose memory overlaps."""
+
+
+class Buffers:
+    """The buffers of a value that is pickled, and the references to them, which are encoded when all are known.
+
+    Objects of one message may share memory: the columns of two batches of one table, the same dictionary in each chunk.
+    Overlapping buffers can be copied together only when all buffers are known.
+    """
+
+    def __init__(self, packing: ArrayPacking) -> None:
+        self._packing = packing
+        self._arrays: list[tuple[npt.NDArray[np.uint8], Any]] = []
+        """The bytes of each, and what holds them where they go by reference."""
+
+    def keep(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take a buffer, as ``buffer_callback``. The result says whether the buffer is to be written into the
+        pickle.
+
+        Raises:
+            ValueError: it is of an array that takes the result of a group's operation under way.
+        """
+        raw = buffer.raw()
+        # The array itself is passed; of any other exporter, what it exports.
+        array = raw.obj if isinstance(raw.obj, np.ndarray) else None
+        if array is not None and hot.claimed(array):
+            raise ValueError(CLAIMED)
+        if raw.nbytes < self._packing.eager_limit:
+            return True
+        holder = None if array is None else share(self._packing.store, array, self._packing.closed)
+        self._arrays.append((np.frombuffer(raw, np.uint8), holder))
+        return False
+
+    def packed(self) -> list[bytes]:
+        """Encode each buffer that is not in the pickle as an extension, in order.
+
+        Raises:
+            OutOfMemory: the store cannot hold the copies.
+        """
+        extensions: list[Any] = [None] * len(self._arrays)
+        groups: list[list[int]] = []
+        end = 0
+        for low, index in sorted((array_address(array), index) for index, (array, _) in enumerate(self._arrays)):
+            array, holder = self._arrays[index]
+            holder = holder or share_at(self._packing.store, low, low + array.nbytes)
+            if holder is not None:
+                extensions[index] = self._packing.reference(array, holder)
+                continue
+            if not groups or low >= end:
+                groups.append([])
+            groups[-1].append(index)
+            end = max(end, low + array.nbytes)
+        arrays = [[self._arrays[index][0] for index in group] for group in groups]
+        for group, packed in zip(groups, self._packing.pack_groups(arrays), strict=True):
+            for index, extension in zip(group, packed, strict=True):
+                extensions[index] = extension
+        return [extension.data for extension in extensions]
+
+
+_TYPE: Any = vars(type)
+_base_of, _bases_of = _TYPE["__base__"].__get__, _TYPE["__bases__"].__get__
+_item_nbytes = _TYPE["__itemsize__"].__get__
+_OFFSETS: Any = {"__dict__": _TYPE["__dictoffset__"].__get__, "__weakref__": _TYPE["__weakrefoffset__"].__get__}
+
+
+# cloudpickle 3.1.3 makes a class with ``__slots__`` without slots, and sets ``__slots__`` afterwards, as an attribute
+# like others. Python's own pickling then gives the objects a state that they cannot take.
+def reduce_slotted(cls: type) -> Any:
+    """The reduction of a class that names its ``__slots__`` and travels by value, by functions that cloudpickle has at
+    each receiver; NotImplemented for all others."""
+    namespace = namespace_of(cls)
+    if "__slots__" not in namespace or issubclass(cls, Enum):  # cloudpickle makes an enumeration in a way of its own
+        return NotImplemented
+    from cloudpickle import cloudpickle
+
+    if cloudpickle._should_pickle_by_reference(cls):
+        return NotImplemented
+    constructor, name, bases, keywords, *rest = cloudpickle._class_getnewargs(cls)
+    real, resolved = _bases_of(cls), resolve_bases(bases)
+    if len(resolved) != len(real) or not all(map(is_, resolved, real)):  # `typing.NamedTuple` gives a class its slots
+        return NotImplemented
+    slots = _own_slots(cls)
+    if slots is not None:
+        keywords["__slots__"] = slots
+    state, fields = _class_state()(cls)
+    declared = namespace["__slots__"]
+    if issubclass(type(declared), str | tuple | list | dict):  # an iterator is empty by now
+        state["__slots__"] = declared
+    arguments = (constructor, name, bases, keywords, *rest)
+    return cloudpickle._make_skeleton_class, arguments, (state, fields), None, None, cloudpickle._class_setstate
+
+
+def _members(cls: type) -> list[str]:
+    """The names of a class's own slots, as the attributes are called. A second name of a slot does not count."""
+    return [
+        name
+        for name, each in namespace_of(cls).items()
+        if type(each) is MemberDescriptorType and each.__objclass__ is cls and each.__name__ == name
+    ]
+
+
+def _own_slots(cls: type) -> tuple[str, ...] | None:
+    """The ``__slots__`` that give a class the layout of `cls`; None where only a class without any has that layout, as
+    one that cloudpickle made."""
+    given = [
+        name for name, offset in _OFFSETS.items() if offset(cls) and not any(offset(base) for base in _bases_of(cls))
+    ]
+    slots = (*_members(cls), *given)
+    return None if slots and _item_nbytes(_base_of(cls)) else slots
+
+
+@functools.cache
+def _class_state() -> Callable[[type], tuple[dict[str, Any], dict[str, Any]]]:
+    """cloudpickle's function for the state of a class, without slots. The original takes the names as they are
+    written, and fails where a private name is written alone."""
+    from cloudpickle import cloudpickle
+
+    extract = cloudpickle._extract_class_dict
+
+    def without_slots(cls: type) -> dict[str, Any]:
+        left_out = {"__slots__", "__slotnames__", *_members(cls)}  # `copyreg` finds the second anew
+        return {name: each for name, each in extract(cls).items() if name not in left_out}
+
+    original = cloudpickle._class_getstate
+    return FunctionType(original.__code__, {**vars(cloudpickle), "_extract_class_dict": without_slots})
 
 
 class Pickling(ArrayPacking, Protocol):

@@ -32,7 +32,7 @@ class Holdings:
         the id there."""
 
     def note(self, holder: RefHolder | RemoteLease) -> None:
-        """Note a holder. Its entry ends with it, by a function of C, as in `zcactor.objects.exports.Exports`.
+        """Note a holder. Its entry ends with it, by a function of C, as in `zcactor.objects.promises.Exports`.
         Idempotent."""
         if self.taken and isinstance(holder, RefHolder):
             holder.taken = self.taken.get((holder.owner, holder.id))

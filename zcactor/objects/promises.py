@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
+from collections.abc import MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from zcactor import ids
 from zcactor.apart import bare
@@ -14,13 +16,12 @@ from zcactor.api.future import packed_result
 from zcactor.api.passing import OwnRef, RefHolder
 from zcactor.errors import ConnectionLost, ObjectLost, RemoteError, ZcactorError, remote_of
 from zcactor.marshal.packed import Packed
-from zcactor.objects.exports import Exports
 from zcactor.objects.locations import LostPart, as_arrived
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from zcactor.objects.locations import Locations
     from zcactor.peers.connections import Connections
@@ -29,7 +30,37 @@ if TYPE_CHECKING:
     from zcactor.rpc.parts import Part
     from zcactor.rpc.session import Session
 
-__all__ = ["Promises"]
+__all__ = ["Exports", "Promises"]
+
+
+class Exports(MutableMapping[int, Any]):
+    """The promises and actors that peers may hold, by object id. It keeps none of them alive: the leases do.
+
+    An entry ends with its holder, by a function of C: a function of Python would be one more for each promise that is
+    passed on, and `weakref.WeakValueDictionary` has two. Another holder of the same id ends the former entry, and with
+    it what would happen at the former holder's end.
+    """
+
+    def __init__(self) -> None:
+        self._exports: dict[int, ref[Any]] = {}
+
+    def __setitem__(self, object_id: int, holder: Any) -> None:
+        self._exports[object_id] = ref(holder, partial(self._exports.pop, object_id))
+
+    def __getitem__(self, object_id: int) -> Any:
+        holder = self._exports[object_id]()
+        if holder is None:
+            raise KeyError(object_id)
+        return holder
+
+    def __delitem__(self, object_id: int) -> None:
+        del self._exports[object_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._exports))
+
+    def __len__(self) -> int:
+        return len(self._exports)
 
 
 _DRAWN: Final = 64

@@ -13,6 +13,8 @@ from zcactor import ids
 from zcactor.assembly.agents import assemble_agent
 from zcactor.assembly.endpoints import find_through, may_read
 from zcactor.assembly.process import Process
+from zcactor.control.beginning import Beginning
+from zcactor.control.contested import Contested
 from zcactor.control.head import Head
 from zcactor.control.head_log import Candidate, LogUnavailable
 from zcactor.control.head_watch import HeadWatch
@@ -28,23 +30,95 @@ from zcactor.objectstore.store import Store
 from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
 from zcactor.process.place import Place
-from zcactor.simulation.crew import LoopCrew
 from zcactor.simulation.endpoint import SimEndpoint
-from zcactor.simulation.reigning import SimBeginning, SimContested
 from zcactor.simulation.workers import SimWorkers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from zcactor.config import Config
     from zcactor.control.entries import Entries
     from zcactor.control.head_log import HeadLog
+    from zcactor.ids import ProcessId
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.network import Network
     from zcactor.simulation.shared_log import SharedBook
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["Cluster", "Host"]
+__all__ = ["Cluster", "Host", "LoopCrew", "SimBeginning", "SimContested"]
+
+
+class SimBeginning(Beginning):
+    """The steps of a head whose term ends with its process.
+
+    Args:
+        log, cluster, patience: see `zcactor.control.beginning.Beginning`.
+        endpoint: of the head, by which it calls nodes and programs.
+    """
+
+    def __init__(self, log: HeadLog, cluster: ProcessId, patience: float, endpoint: SimEndpoint) -> None:
+        super().__init__(log, "the shared log", cluster, patience)
+        self.endpoint = endpoint
+
+    async def lead(self, me: Candidate) -> None:
+        """Wait until this head leads.
+
+        Raises:
+            LogUnavailable: its log does not answer.
+        """
+        await self.campaign(me)
+
+    async def refuses(self, address: str) -> bool:
+        """See `Beginning.refuses`."""
+        return await self.endpoint.refuses(address)
+
+
+class SimContested(Contested, SimBeginning):
+    """The steps of a head whose term is a lease. It is the only one of its cluster."""
+
+    def __init__(self, log: HeadLog, cluster: ProcessId, patience: float, endpoint: SimEndpoint) -> None:
+        super().__init__(log, cluster, patience, endpoint)
+        self.own = endpoint.address
+        self.stood = True  # no command waits for it, which could be told that the log does not answer
+
+    async def lead(self, me: Candidate) -> None:
+        """Wait until this head leads."""
+        await self.win(me)
+
+    async def candidates(self) -> Sequence[str]:
+        """See `Contested.candidates`."""
+        return (self.own,)
+
+    async def summon(self, address: str, epoch: int) -> None:
+        """See `Contested.summon`."""
+        await self.endpoint.summon(address, self.own, epoch)
+
+
+WAKING: Final = (1e-6, 50e-6)
+"""Virtual seconds from a submission until the thread begins."""
+
+
+class LoopCrew:
+    """A crew that runs functions on a loop. Satisfies `zcactor.execution.threads.Runner`.
+
+    Args:
+        loop: of the process.
+    """
+
+    wanted = True
+    """Others may want to run between two calls of one actor, as they would on threads."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self._drawn = loop.world.random(f"crew/{loop.name}")
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """See `Runner.submit`."""
+        self._loop.at(self._loop.world.now + self._drawn.uniform(*WAKING), function)
+
+    def close(self) -> None:
+        """See `Runner.close`: this crew has no threads to end."""
+
 
 EXTENT = 1 << 20
 """Bytes by which an arena is handed out; small arenas have no room for more."""
@@ -242,7 +316,7 @@ class Cluster:
             self.kill(loop, "it could not join" if log is None else "its log did not answer")
             head = self.head_host
             if again and head is not None and not self.network.is_off(head.name):
-                self.start_agent(host.name)  # as `zcactor.cluster.readiness.while_led` does
+                self.start_agent(host.name)  # as `zcactor.cluster.daemon.while_led` does
             return
         door.open()
         self.joined += 1

@@ -14,22 +14,145 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from zcactor.simulation.capacity import STEPS, measure
-from zcactor.simulation.chrome import ChromeFile
 from zcactor.simulation.run import Run, set_apart
 from zcactor.simulation.schedule import WIRES, BadSchedule, Schedule, draw
-from zcactor.simulation.shrink import shrink
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-__all__ = ["command_line", "main"]
+    from _typeshed import SupportsWrite
+
+    from zcactor.simulation.schedule import Fault
+
+__all__ = ["RUNS", "ChromeFile", "command_line", "main", "shrink"]
+
+
+# Hosts are the file's processes and simulated processes its threads, each with a bar from its birth to its end. Every
+# other event is a mark on its process's line. (Format: "Trace Event Format", the Chromium project.)
+class ChromeFile:
+    """A file with the events of a run.
+
+    Args:
+        file: opened for text; `close` leaves it open.
+    """
+
+    def __init__(self, file: SupportsWrite[str]) -> None:
+        self._file = file
+        self._hosts: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        self._separator = "[\n"
+
+    def take(self, line: str) -> None:
+        """Write the event of one line of a trace."""
+        event = json.loads(line)
+        time, place, kind = event.pop("t"), event.pop("p"), event.pop("k")
+        phase = {"born": "B", "end": "E"}.get(kind, "i")
+        where = self._where(place)
+        name = "lives" if phase != "i" else kind
+        self._write({"ph": phase, "name": name, "ts": round(time * 1e6, 3), **where, "args": event})
+
+    def _where(self, place: str) -> dict[str, int]:
+        """The numbers that stand for a process, which gets its name in the file at its first event."""
+        name, _, host = place.rpartition("@")
+        if host not in self._hosts:
+            self._hosts[host] = len(self._hosts) + 1
+            self._name("process_name", host, {"pid": self._hosts[host], "tid": 0})
+        where = {"pid": self._hosts[host], "tid": self._places.get(place, len(self._places) + 1)}
+        if place not in self._places:
+            self._places[place] = where["tid"]
+            self._name("thread_name", name or host, where)
+        return where
+
+    def _name(self, what: str, name: str, where: dict[str, int]) -> None:
+        self._write({"ph": "M", "name": what, **where, "args": {"name": name}})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(self._separator + json.dumps(event))
+        self._separator = ",\n"
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        self._file.write("\n]\n" if self._hosts else "[]\n")
+
+
+RUNS: Final = 200
+"""Runs that a search may take."""
+
+
+class _Search:
+    """A search: it counts the runs, and remembers the smallest schedule so far."""
+
+    def __init__(self, schedule: Schedule, breaks: Callable[[Schedule], bool], runs: int) -> None:
+        self.best = schedule
+        self._breaks = breaks
+        self._left = runs
+
+    def take(self, smaller: Schedule) -> bool:
+        """Whether `smaller` breaks the invariant as well; then the search goes on with it."""
+        if self._left <= 0 or smaller == self.best:
+            return False
+        self._left -= 1
+        if self._breaks(smaller):
+            self.best = smaller
+            return True
+        return False
+
+
+# Zeller's delta debugging.
+def shrink(schedule: Schedule, breaks: Callable[[Schedule], bool], runs: int = RUNS) -> Schedule:
+    """The smallest schedule found that still breaks: fewer faults, then fewer nodes, then a shorter time.
+
+    Args:
+        schedule: a schedule that breaks an invariant.
+        breaks: plays a schedule and tells whether it breaks in the same way.
+        runs: how often `breaks` may be called.
+    """
+    search = _Search(schedule, breaks, runs)
+    if not search.take(replace(schedule, faults=())):
+        _drop_faults(search)
+    _drop_nodes(search)
+    while search.best.duration > 0.5 and search.take(_shorter(search.best)):
+        pass
+    _drop_faults(search)
+    return search.best
+
+
+def _drop_faults(search: _Search) -> None:
+    parts = 2
+    while len(search.best.faults) >= 1:
+        faults = search.best.faults
+        size = -(-len(faults) // parts)
+        for at in range(0, len(faults), size):
+            rest: tuple[Fault, ...] = faults[:at] + faults[at + size :]
+            if search.take(replace(search.best, faults=rest)):
+                parts = max(parts - 1, 2)
+                break
+        else:
+            if size <= 1:
+                return
+            parts = min(2 * parts, len(faults))
+
+
+def _drop_nodes(search: _Search) -> None:
+    needed = 1 + max((int(host[1:]) for fault in search.best.faults for host in fault.who), default=0)
+    for nodes in sorted({needed, 2, 3, (needed + search.best.nodes) // 2}):
+        if needed <= nodes < search.best.nodes and search.take(replace(search.best, nodes=nodes)):
+            return
+
+
+def _shorter(schedule: Schedule) -> Schedule:
+    """The same schedule in half of the time, but late enough for its last fault."""
+    last = max((fault.at for fault in schedule.faults), default=0.0)
+    return replace(schedule, duration=round(max(schedule.duration / 2, last), 3))
+
 
 BLOCKED: Final = 60.0
 """Seconds of wall time that one turn of one process may take: after them it counts as blocked."""

@@ -9,16 +9,118 @@ It needs pytest-asyncio, in its strict or its auto mode; ``pip install 'zcactor[
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from zcactor.testing.fabric import make_fabric, resources_left
-from zcactor.testing.faults import check_faults
+from zcactor.api.actor import spawn
+from zcactor.testing.faults import LinkFaults, check_faults
 from zcactor.testing.leaks import Snapshot, memory_left, settled
-from zcactor.testing.loopback import Pair, PairStart
 from zcactor.testing.runtime import LoopbackRuntime, end_runtime, start_runtime
 from zcactor.testing.simulation import Result, SimulatedCluster, simulate
+from zcactor.transport.verbs.driver.fake import FakeFabric
+from zcactor.transport.verbs.driver.fake_nic import INLINE_LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from types import TracebackType
+
+__all__ = ["Pair", "PairStart", "make_fabric", "resources_left"]
+
+
+class Pair:
+    """A runtime in this process, whose actors are beyond a connection with faults. See the fixture `zc_loopback`.
+
+    Attributes:
+        runtime: the runtime.
+    """
+
+    def __init__(self, runtime: LoopbackRuntime, faults: LinkFaults) -> None:
+        self.runtime = runtime
+        self._faults = faults
+
+    async def spawn(self, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Start an actor beyond the connection. When this returns for the first time, the faults begin.
+
+        Args:
+            cls: the class, or a class with options: ``Counter.options(name="c")``.
+            args, kwargs: of its constructor.
+
+        Returns:
+            A handle. Raises as `zcactor.spawn`.
+        """
+        handle = await (cls.spawn(*args, **kwargs) if hasattr(cls, "spawn") else spawn(cls, *args, **kwargs))
+        self._faults.begin()
+        return handle
+
+    async def aclose(self) -> None:
+        """End the actors and the runtime. Idempotent. The fixture calls this."""
+        runtime = self.runtime
+        if runtime.process.loop is asyncio.get_running_loop():
+            await end_runtime(runtime)
+        elif not runtime.closed:
+            runtime.end_now()  # its own loop has ended
+
+
+class PairStart:
+    """The result of a call of `zc_loopback`: await it, or use it with ``async with``."""
+
+    def __init__(self, seed: int, faults: Mapping[str, Any], pairs: list[Pair]) -> None:
+        self._seed = seed
+        self._faults = faults
+        self._pairs = pairs
+        self._pair: Pair | None = None
+
+    def __await__(self) -> Generator[Any, None, Pair]:
+        return self._start().__await__()
+
+    async def _start(self) -> Pair:
+        faults = LinkFaults(asyncio.get_running_loop().time, self._seed, self._faults)
+        self._pair = Pair(await start_runtime(faults), faults)
+        self._pairs.append(self._pair)
+        return self._pair
+
+    async def __aenter__(self) -> Pair:
+        return await self._start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._pair is not None:
+            await self._pair.aclose()
+
+
+def make_fabric(adapters: int, seed: int) -> FakeFabric:
+    """Make a fabric, whose adapters take as much inline data as `seed` draws. See the fixture `zc_rdma`.
+
+    Raises:
+        TypeError: `adapters` is no int.
+        ValueError: `adapters` is less than 1.
+    """
+    if type(adapters) is not int:
+        raise TypeError(f"zc_rdma: adapters is a number of adapters, such as 2, not {adapters!r}")
+    if adapters < 1:
+        raise ValueError(f"zc_rdma: adapters is {adapters}, at least 1 is possible")
+    fabric = FakeFabric(seed=seed)
+    draw = random.Random(seed)
+    for number in range(adapters):
+        fabric.add_nic(f"fake{number}", max_inline=draw.choice(INLINE_LIMITS))
+    return fabric
+
+
+def resources_left(fabric: FakeFabric) -> list[str]:
+    """The devices that are open, and the memory registered with them, a line for each."""
+    found = []
+    for adapter in fabric.devices:
+        for device in adapter.devices:
+            found.append(f"device {adapter.name}, which is open")
+            found += [
+                f"a memory region of {region.nbytes:,} bytes registered with device {adapter.name}"
+                for region in device.regions.values()
+            ]
+    return found
+
 
 try:
     from pytest_asyncio import fixture as async_fixture
@@ -30,7 +132,6 @@ pytest.register_assert_rewrite("zcactor.testing.conformance")  # its modules are
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 
-    from zcactor.transport.verbs.driver.fake import FakeFabric
 
 __all__ = [
     "pytest_configure", "pytest_runtest_makereport", "zc_loopback", "zc_rdma", "zc_runtime", "zc_simulation",

@@ -151,7 +151,7 @@ class Connection(Protocol):
     """Ask the peer, over the frames, to call its end's `dial`. Set before `start` by who sends the frames; None where
     nobody does."""
     gpu_reading: Any
-    """The READs from GPU to GPU, a `zcactor.transport.verbs.peer.gpu_reading.GpuReading`. None where the peer is not
+    """The READs from GPU to GPU, a `zcactor.transport.verbs.peer.connection.GpuReading`. None where the peer is not
     reached through a network card."""
 
     @property

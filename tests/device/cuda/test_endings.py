@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from zcactor.device.cuda.endings import Endings
-from zcactor.device.event_pages import EventPage
-from zcactor.device.others import Other
+from zcactor.device.cuda.flags import Endings
+from zcactor.device.event_pages import EventPage, Other
 from zcactor.device.sealed import sealed_memory
 
 

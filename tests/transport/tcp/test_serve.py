@@ -18,7 +18,7 @@ import pytest
 
 from tests.transport.local_arena import memfd
 from zcactor.testing.conformance.connection import ARENA_NBYTES, turns
-from zcactor.transport.tcp import crew, serve, waiting
+from zcactor.transport.tcp import crew, serve
 from zcactor.transport.tcp import data as tcp_data
 from zcactor.transport.tcp.data import PADDING_NBYTES, REQUEST, Answer, Channel
 from zcactor.transport.tcp.serve import DataServer
@@ -247,7 +247,7 @@ async def test_many_idle_sockets_take_no_threads(owner: Owner, monkeypatch: pyte
 async def test_socket_without_a_request_is_closed(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "LINGER", 0.01)
     monkeypatch.setattr(tcp_data, "PATIENCE", 0.01)
-    monkeypatch.setattr(waiting, "_waiting", waiting.Waiting())
+    monkeypatch.setattr(serve, "_waiting", serve.Waiting())
     before = len(os.listdir("/proc/self/fd"))
     server = owner.server()
     with await adopted(server) as sock:
@@ -262,13 +262,13 @@ async def test_socket_without_a_request_is_closed(owner: Owner, monkeypatch: pyt
 async def test_no_thread_for_a_socket_that_had_lain_idle(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "LINGER", 0.0)
     parked = threading.Event()
-    really = waiting.until_readable
+    really = serve.until_readable
 
     def until_readable(*args: Any) -> None:
         really(*args)
         parked.set()
 
-    monkeypatch.setattr(waiting, "until_readable", until_readable)
+    monkeypatch.setattr(serve, "until_readable", until_readable)
     server = owner.server()
     with await adopted(server) as sock:
         await asyncio.to_thread(parked.wait)

@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from zcactor.transport.tcp import crew, waiting
+from zcactor.transport.tcp import crew, serve
 from zcactor.transport.tcp.crew import NoThread
-from zcactor.transport.tcp.waiting import Waiting
+from zcactor.transport.tcp.serve import Waiting
 
 
 def tell(told: queue.SimpleQueue[tuple[int, bool]], i: int, readable: bool) -> None:
@@ -89,11 +89,11 @@ def test_forked_child_lets_go() -> None:
     told = queue.SimpleQueue[bool]()
     near, far = socket.socketpair()
     with near, far:
-        waiting.until_readable(near.fileno(), 60.0, told.put)
+        serve.until_readable(near.fileno(), 60.0, told.put)
         child = os.fork()
         if child == 0:
             here, there = socket.socketpair()
-            waiting.until_readable(here.fileno(), 60.0, told.put)
+            serve.until_readable(here.fileno(), 60.0, told.put)
             there.send(b"x")
             os._exit(7 if told.get(timeout=60) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -23,7 +23,7 @@ from zcactor.testing.conformance.connection import (
     send,
     turns,
 )
-from zcactor.testing.fabric import make_fabric
+from zcactor.testing.plugin import make_fabric
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.driver.base import Binding, Completion
 from zcactor.transport.verbs.driver.bindings import Absent, bindings

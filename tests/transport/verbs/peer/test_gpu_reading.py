@@ -15,7 +15,7 @@ from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.testing.conformance.connection import ConnectedPair, Recorder
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.driver.fake import FakeFabric
-from zcactor.transport.verbs.peer.gpu_reading import GpuReading
+from zcactor.transport.verbs.peer.connection import GpuReading
 
 NBYTES = 3 << 20
 PLACE = 5 << 48

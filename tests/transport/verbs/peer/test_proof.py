@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zcactor.transport.verbs.device.sizing import PROOF_NBYTES
-from zcactor.transport.verbs.peer.proof import PathProof
+from zcactor.transport.verbs.peer.connection import PathProof
 
 
 class Bench:

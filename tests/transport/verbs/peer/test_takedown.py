@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.transport.verbs.peer.takedown import MARK, Takedown
+from zcactor.transport.verbs.peer.connection import MARK, Takedown
 
 
 class Bench:

@@ -19,41 +19,210 @@ import contextlib
 import ctypes
 import os
 import threading
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.logs import logger
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.base_connection import BaseConnection
 from zcactor.transport.credits import Credits
 from zcactor.transport.mapping import NOWHERE
 from zcactor.transport.stream.framing import max_frame_for
 from zcactor.transport.stream.record_layer import Integrity
-from zcactor.transport.verbs.device.sizing import SEND_DEPTH
+from zcactor.transport.verbs.device.sizing import PROOF_NBYTES, SEND_DEPTH
+from zcactor.transport.verbs.driver.base import Read, Send
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
 from zcactor.transport.verbs.peer.bootstrap import Message, Rebuild, Rebuilt, Resume
 from zcactor.transport.verbs.peer.bulk import BulkPair, Proving
-from zcactor.transport.verbs.peer.gpu_reading import GpuReading
 from zcactor.transport.verbs.peer.inbox import Inbox
 from zcactor.transport.verbs.peer.link import Link
-from zcactor.transport.verbs.peer.proof import PathProof
+from zcactor.transport.verbs.peer.pulling import LAST
 from zcactor.transport.verbs.peer.reaching import Reach
 from zcactor.transport.verbs.peer.records import Records
 from zcactor.transport.verbs.peer.sending import SEND_ID, SlotSender
-from zcactor.transport.verbs.peer.takedown import MARK, Takedown
 
 if TYPE_CHECKING:
     import socket
     from collections import abc
     from collections.abc import Callable, Coroutine
 
-    from zcactor.transport.base import Commit
+    from zcactor.transport.base import Commit, RemoteRegion
     from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.stream.record_layer import Seals
+    from zcactor.transport.verbs.device.engine import Engine
+    from zcactor.transport.verbs.device.gpu_memory import RegisteredGpuMemory
     from zcactor.transport.verbs.device.registration_cache import ExtentTable
     from zcactor.transport.verbs.driver.base import Completion
+    from zcactor.transport.verbs.peer.pulling import Puller
     from zcactor.transport.verbs.peer.queue_pairs import QueuePairs
 
-__all__ = ["VerbsConnection"]
+__all__ = ["MARK", "GpuReading", "PathProof", "Takedown", "VerbsConnection"]
+
+MARK: Final = SEND_ID | 1 << 61
+"""``wr_id`` of a request that is posted to be flushed: when it has ended, so have all requests before it."""
+
+
+class Takedown:
+    """The destruction of both queue pairs. Runs on the loop's thread.
+
+    Args:
+        pairs: the queue pairs.
+        engine: the engine of their device.
+        loop: the loop of the connection.
+        report: called with errors that are defects.
+
+    Attributes:
+        bulk: the user of the bulk pair; set before any method is called.
+    """
+
+    bulk: BulkPair
+
+    def __init__(
+        self, pairs: QueuePairs, engine: Engine, loop: asyncio.AbstractEventLoop, report: Callable[[Exception], None]
+    ) -> None:
+        self._pairs = pairs
+        self._engine = engine
+        self._loop = loop
+        self._report = report
+        self._marked = False
+        self._control_drained = False
+
+    def drained(self) -> None:
+        """Note that no request of the control pair is under way any more, or that none will ever end."""
+        self._control_drained = True
+
+    def fence_control(self) -> None:
+        """End all requests in the control queue pair: put it into ERR, and post one request to wait for."""
+        if self._marked:
+            return
+        self._marked = True
+        try:
+            control = self._pairs.control
+            control.to_error()
+            area = self._pairs.send_area
+            control.post_sends([Send(MARK, area.address(0), 0, area.lkey)])
+        except Exception as error:  # requests on a failed device never end
+            self._report(error)
+            self._control_drained = True
+        self._loop.call_soon(self.look)
+
+    def fence_bulk(self) -> None:
+        """Fence the bulk pair, so that the peer reads nothing any more."""
+        try:
+            self.bulk.end()
+        except Exception as error:
+            self._report(error)
+            # A failed device serves no READs, and memory that it may write to is kept for ever. On another device the
+            # requests end when the queue pair is destroyed.
+            self.bulk.puller.stuck = True
+
+    def look(self) -> None:
+        """Destroy both if no request is under way in them."""
+        puller = self.bulk.puller
+        if not self._control_drained or not (puller.drained or (puller.stuck and self._engine.usable)):
+            return
+        try:
+            self._pairs.close()
+        except OSError as error:  # all other objects are closed, and the device's other connections continue
+            logger.warning("a queue pair or its memory stays with %s: %s", self._engine.device.name, error)
+        else:
+            puller.destroyed()
+
+
+_PROOF: Final = LAST | 1 << 60
+"""``wr_id`` of the READ."""
+
+
+class PathProof:
+    """The proof of one path. Runs on the loop's thread.
+
+    Args:
+        pairs: the queue pairs, connected at both ends.
+        loop: the loop of the connection.
+    """
+
+    def __init__(self, pairs: QueuePairs, loop: asyncio.AbstractEventLoop) -> None:
+        self.read: asyncio.Future[str] = loop.create_future()
+        """The failure of the READ; an empty string where it worked."""
+        self._probed: asyncio.Future[str] = loop.create_future()
+        self._pairs = pairs
+
+    async def run(self, sender: SlotSender) -> str:
+        """Send a message and READ memory of the peer, which does the same.
+
+        Returns:
+            An empty string where both worked, otherwise the failure.
+
+        Raises:
+            OSError: the device takes no requests.
+        """
+        address, rkey, nbytes, checksum = self._pairs.theirs.proof
+        area = self._pairs.seal_area  # not in use yet
+        target = area.address(0)
+        if not 0 < nbytes <= PROOF_NBYTES:
+            return f"the peer offers {nbytes} bytes to prove the path with, and at most {PROOF_NBYTES} are usable"
+        ctypes.memset(target, 0, nbytes)
+        sender.probe()
+        self._pairs.bulk.post_reads([Read(_PROOF, target, nbytes, area.lkey, address, rkey)])
+        wrong = await self.read
+        if not wrong and zlib.crc32(ctypes.string_at(target, nbytes)) != checksum:
+            wrong = f"a READ of {nbytes} bytes succeeded and delivered other bytes"
+        return wrong or await self._probed
+
+    def probed(self) -> None:
+        """Note that the peer's message has arrived."""
+        if not self._probed.done():
+            self._probed.set_result("")
+
+    def fail(self, text: str) -> None:
+        """End the proof with a failure. Nothing happens once the path is proved."""
+        for future in (self._probed, self.read):
+            if not future.done():
+                future.set_result(text)
+
+
+class GpuReading:
+    """The way between the GPUs of two processes through their cards. Used on the loop's thread.
+
+    Args:
+        engine: the engine of this process.
+        puller: posts the READs.
+    """
+
+    def __init__(self, engine: Engine, puller: Puller) -> None:
+        self._engine: Final = engine
+        self._puller: Final = puller
+
+    @property
+    def memory(self) -> RegisteredGpuMemory:
+        """The memory of this process's GPUs that is registered with its card."""
+        return self._engine.gpu_memory
+
+    def seal(self, object_id: int, holder: Any) -> int:
+        """The entry of an object of ours in the table of seals; 0 where the table is full. The seal is zeroed with
+        `holder`, which has `offset` and `nbytes`."""
+        return self._engine.seals.seal(object_id, holder.offset, holder.nbytes, holder)
+
+    async def pull(self, region: RemoteRegion, source: int, address: int, lkey: int, keep: object) -> None:
+        """READ bytes of the peer's GPU memory.
+
+        Args:
+            region: the bytes, with the rkey and the seal that the peer has named. The offset is that in the seal.
+            source: the number by which the peer's region names the first byte.
+            address: the number by which our region names the first byte of the destination.
+            lkey: key of that region.
+            keep: the owner of the destination, which is held until nothing can write there any more.
+
+        Raises:
+            ConnectionLost: the connection is lost before or meanwhile.
+            ObjectLost: the peer has no such memory under that rkey, or another object is there by now.
+            OSError: the destination cannot be written to.
+            ProtocolError: the peer's numbers leave the address space.
+        """
+        nbytes = region.nbytes
+        await self._puller.pull(region, address, ((nbytes, lkey),), keep, ((nbytes, region.rkey),), source)
+
 
 PATIENCE: Final = 1.0
 """Seconds in which a peer has to confirm its last message. A busy peer may take longer, and its queue pair detects the
