@@ -24,7 +24,6 @@ Each module imports only from floors below its own; see ``docs/explanation/archi
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -245,9 +244,6 @@ _SUBMODULES = {"cluster", "hooks", "topology"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Node":
-        warnings.warn("zcactor.Node is zcactor.Runtime now", DeprecationWarning, stacklevel=2)
-        return __getattr__("Runtime")
     if name in _SUBMODULES:
         return import_module(f"zcactor.{name}")
     module = _LATER.get(name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
 from zcactor.cli.main import app
@@ -24,9 +24,8 @@ def render(*arguments: str) -> Result:
 
 def test_the_text() -> None:
     done = render(*GOOD, "--rdma", "rdma/hca=2", "--", "python", "train.py", "--kind", "x y")
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.startswith("# The Secret holds a new token")
-    secret, service, job = yaml.safe_load_all(done.stdout)
+    assert done.exit_code == 0 and done.stderr.startswith("The Secret holds a new token")
+    secret, service, job = json.loads(done.stdout)["items"]
     assert (secret["kind"], service["kind"], job["kind"]) == ("Secret", "Service", "Job")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][-4:] == ["python", "train.py", "--kind", "x y"]
@@ -34,7 +33,7 @@ def test_the_text() -> None:
 
 
 def test_each_token_is_new() -> None:
-    tokens = [next(yaml.safe_load_all(render(*GOOD, "true").stdout))["stringData"]["token"] for _ in range(2)]
+    tokens = [json.loads(render(*GOOD, "true").stdout)["items"][0]["stringData"]["token"] for _ in range(2)]
     assert len(set(tokens)) == 2
     assert all(len(bytes.fromhex(token)) == 32 for token in tokens)
 
@@ -42,17 +41,16 @@ def test_each_token_is_new() -> None:
 def test_a_secret_that_exists() -> None:
     done = render(*GOOD, "--secret", "mine", "--kind", "lws", "true")
     assert done.exit_code == 0
-    assert done.stdout.startswith("---\n")
-    (found,) = yaml.safe_load_all(done.stdout)
+    (found,) = json.loads(done.stdout)["items"]
     assert found["kind"] == "LeaderWorkerSet"
 
 
 def test_a_file_that_only_the_user_can_read(tmp_path: Path) -> None:
-    file = tmp_path / "train.yaml"
+    file = tmp_path / "train.json"
     done = render(*GOOD, "--output", str(file), "true")
     assert (done.exit_code, done.output) == (0, "")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert len(next(yaml.safe_load_all(file.read_text()))["stringData"]["token"]) == 64
+    assert len(json.loads(file.read_text())["items"][0]["stringData"]["token"]) == 64
     again = render(*GOOD, "--output", str(file), "true")
     assert again.exit_code == 2
     assert f"{file} exists; remove it, or give another file" in again.stderr
@@ -65,7 +63,7 @@ def test_a_file_that_only_the_user_can_read(tmp_path: Path) -> None:
 def test_a_token_does_not_go_to_a_file_that_others_can_read(
     tmp_path: Path, mode: int, more: tuple[str, ...], status: int
 ) -> None:
-    file = tmp_path / "train.yaml"
+    file = tmp_path / "train.json"
     file.touch()
     file.chmod(mode)
     command = [sys.executable, "-m", "zcactor", "k8s", "render", *GOOD, *more, "true"]

@@ -465,12 +465,6 @@ def test_a_limit_of_files_bounds_the_store_or_is_named() -> None:
         assert program.status() == 0
 
 
-def test_the_name_that_the_runtime_had() -> None:
-    with pytest.warns(DeprecationWarning, match="zcactor.Node is zcactor.Runtime now"):
-        assert zc.Node is zc.Runtime
-    assert "Node" not in zc.__all__
-
-
 @pytest.mark.parametrize(("level", "heard"), [(None, "WEC"), ("DEBUG", "DIWEC"), ("INFO", "IWEC"), ("ERROR", "EC")])
 def test_actors_log_from_the_drivers_level_on(level: str | None, heard: str) -> None:
     """Also those that actors spawn, and those that start again."""

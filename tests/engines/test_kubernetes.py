@@ -6,6 +6,7 @@ No cluster can run here. `make test-engines` installs what is needed.
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from tests.engines.launching import PATIENCE, SUM
@@ -53,7 +53,7 @@ def template_of(document: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["job", "lws"])
 def test_schemas(kind: str, options: tuple[str, ...]) -> None:
     schemas = pytest.importorskip("kubernetes_validate", reason="make test-engines installs it")
-    documents = list(yaml.safe_load_all(rendered(kind, *options)))
+    documents = json.loads(rendered(kind, *options))["items"]
     judged = []
     for document in documents:
         found = template_of(document) if document["kind"] == "LeaderWorkerSet" else document
@@ -66,7 +66,7 @@ def test_schemas(kind: str, options: tuple[str, ...]) -> None:
 
 def test_schemas_find_what_is_wrong() -> None:
     schemas = pytest.importorskip("kubernetes_validate", reason="make test-engines installs it")
-    job = list(yaml.safe_load_all(rendered("job")))[-1]
+    job = json.loads(rendered("job"))["items"][-1]
     for place, key, value in (
         (job["spec"], "completion", 2),
         (job["spec"]["template"]["spec"]["containers"][0], "command", "run"),
@@ -126,7 +126,7 @@ def test_kubectl_takes_it(kind: str, tmp_path: Path) -> None:
 
     status, output, kept = asyncio.run(create())
     assert status == 0, output
-    for document in yaml.safe_load_all(text):
+    for document in json.loads(text)["items"]:
         (name,) = (name.rpartition("/")[2] for name, each in RESOURCES.items() if each == document["kind"])
         document["metadata"]["namespace"] = "default"
         assert kept.pop(name) == document
@@ -173,7 +173,7 @@ def pod(host: Host, documents: list[dict[str, Any]], index: int, head: Host) -> 
 def test_pods(kind: str, tmp_path: Path) -> None:
     (tmp_path / "sum.py").write_text(SUM)
     program = (sys.executable, str(tmp_path / "sum.py"), "a b", "$(HOME)", "$$", "*")
-    documents = list(yaml.safe_load_all(rendered(kind, "--cpus", "1", program=program)))
+    documents = json.loads(rendered(kind, "--cpus", "1", program=program))["items"]
     ours = {"ZCACTOR_NUM_GPUS": "0", "ZCACTOR_STORE_CAPACITY": str(1 << 26), "STATUS": "5"}
     with Network(2) as hosts:
         pods = []

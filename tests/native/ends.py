@@ -16,10 +16,10 @@ from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
+from zcactor.rpc.call import CallState
 from zcactor.rpc.codec import TEMPLATE, decode, frame_at
 from zcactor.rpc.leasing import LockedLeases
 from zcactor.rpc.parts import Announced
-from zcactor.rpc.protocol import CallState
 from zcactor.rpc.shelf import Shelf
 
 __all__ = ["MAX_FRAME", "PEER", "US", "End", "Waiting"]

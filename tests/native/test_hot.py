@@ -24,10 +24,10 @@ from zcactor.native import hot
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.ref import Region
 from zcactor.objectstore.store import Store
+from zcactor.rpc.call import CallState
 from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
 from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import Kind, Status
-from zcactor.rpc.protocol import CallState
 from zcactor.transport.credits import Credits
 
 plain = st.one_of(

@@ -20,9 +20,9 @@ from zcactor.marshal.arrays import dtype_code, dtype_from_code, known_dtypes
 from zcactor.native import hot
 from zcactor.objectstore.ref import Region
 from zcactor.objectstore.store import Store
+from zcactor.rpc.call import CallState
 from zcactor.rpc.codec import decode, frame_at
 from zcactor.rpc.messages import Kind
-from zcactor.rpc.protocol import CallState
 
 
 def shared_array(store: Store, nbytes: int = 1 << 16) -> Any:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from zcactor.errors import ConnectionLost
-from zcactor.rpc.call import Call
+from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.messages import Status
-from zcactor.rpc.protocol import CallState
 
 
 def new_call() -> Call:

@@ -12,10 +12,9 @@ from tests.rpc.sessions import DEPTH, Held, Pair, echo_plain
 from zcactor.errors import ObjectLost
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.table import LeaseTable
-from zcactor.rpc.call import Call
+from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.grants import Grants
 from zcactor.rpc.parts import Part
-from zcactor.rpc.protocol import CallState
 
 
 async def test_regions_travel_and_are_leased(pair: Pair) -> None:

@@ -16,12 +16,11 @@ from tests.rpc.sessions import DEPTH, Held, Pair, echo, echo_all, until
 from zcactor.errors import ConnectionLost
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc import outgoing
-from zcactor.rpc.call import Call
+from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.codec import encode_into
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Flags, Status
 from zcactor.rpc.parts import Part
-from zcactor.rpc.protocol import CallState
 from zcactor.rpc.session import Session
 from zcactor.rpc.stream import Stream
 

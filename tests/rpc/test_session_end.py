@@ -8,9 +8,8 @@ import pytest
 
 from tests.rpc.sessions import DEPTH, Pair, echo
 from zcactor.errors import ConnectionLost
-from zcactor.rpc.call import Call
+from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.messages import Status
-from zcactor.rpc.protocol import CallState
 from zcactor.testing.conformance.connection import turns
 from zcactor.transport.loopback.endpoint import LoopbackFaults
 

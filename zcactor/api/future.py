@@ -17,9 +17,8 @@ from zcactor.native import hot
 from zcactor.objectstore.ref import RegionKind
 from zcactor.options import checked_seconds
 from zcactor.process.context import current, current_or_none
-from zcactor.rpc.call import Call
+from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.messages import Status
-from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -12,9 +12,9 @@ from zcactor.marshal.packed import Packed, pack_resolved
 from zcactor.marshal.values import SCALARS, Code, arguments, decode_small, encode, register, unpackers
 from zcactor.objectstore.ref import RegionKind
 from zcactor.process.context import current
+from zcactor.rpc.call import CallState
 from zcactor.rpc.messages import Status
 from zcactor.rpc.parts import Part
-from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
     from zcactor.rpc.call import Call

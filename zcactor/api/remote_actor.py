@@ -28,9 +28,8 @@ from zcactor.interface import Interface, MethodSpec, shown
 from zcactor.marshal.move import restore
 from zcactor.marshal.sharing import reopen
 from zcactor.process.context import call_deadline
-from zcactor.rpc.call import Call
+from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.parts import Part
-from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
     from zcactor.ids import ActorId

@@ -18,7 +18,7 @@ from zcactor.errors import ForkedProcess
 from zcactor.objectstore.forks import living_leases
 from zcactor.objectstore.heap import child, reap
 from zcactor.process import context
-from zcactor.rpc.protocol import CallState
+from zcactor.rpc.call import CallState
 
 if TYPE_CHECKING:
     import asyncio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
@@ -55,12 +56,11 @@ def render(
 ) -> None:
     """Print the manifests of a cluster for one program, for kubectl apply -f -, or write them to a file with --output.
 
-    They are a Secret with a new token, and a headless Service with an Indexed Job or a LeaderWorkerSet. Each pod runs
-    zcactor run, and the program runs in the first one, where a plain zc.init() joins. Nothing is printed where
+    They are JSON: a Secret with a new token, and a headless Service with an Indexed Job or a LeaderWorkerSet. Each pod
+    runs zcactor run, and the program runs in the first one, where a plain zc.init() joins. Nothing is printed where
     Kubernetes would refuse a name or an amount: the exit status is 2.
     """
     from zcactor.cluster.kubernetes import Deployment, manifests
-    from zcactor.cluster.yaml_text import yaml_text
 
     if not program:
         raise fail("give a program: zcactor k8s render ... -- python program.py", 2)
@@ -76,11 +76,11 @@ def render(
         )  # fmt: skip
     except ValueError as error:
         raise fail(error, 2) from error
-    text = yaml_text(manifests(wanted, secrets.token_bytes(TOKEN_NBYTES).hex()))
-    if secret is None:
-        text = f"# The Secret holds a new token, which opens the whole cluster: let nobody else read this.\n{text}"
-        if output is None:
-            _refuse_readable(sys.stdout)
+    items = manifests(wanted, secrets.token_bytes(TOKEN_NBYTES).hex())
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2) + "\n"
+    if secret is None and output is None:
+        _refuse_readable(sys.stdout)
+        click.echo("The Secret holds a new token, which opens the whole cluster: let nobody else read this.", err=True)
     if output is None:
         click.echo(text, nl=False)
         return

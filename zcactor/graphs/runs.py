@@ -32,9 +32,8 @@ from zcactor.marshal.packed import Packed, Resolved, shared
 from zcactor.marshal.values import SCALARS
 from zcactor.peers.seating import Misplaced, Seat, seat_of
 from zcactor.process.tasks import all_of
-from zcactor.rpc.call import Call
+from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.messages import Status
-from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
     import asyncio

@@ -21,9 +21,9 @@ from zcactor.objects.expectations import Expectations
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block
+from zcactor.rpc.call import CallState
 from zcactor.rpc.messages import MAX_FORWARDS, Status, owner_word
 from zcactor.rpc.parts import Announced
-from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

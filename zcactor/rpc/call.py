@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zcactor.rpc.messages import Status
-from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from zcactor.rpc.parts import Part
 
-__all__ = ["Call"]
+__all__ = ["Call", "CallState"]
+
+
+class CallState(IntEnum):
+    """State of a call, as its caller sees it."""
+
+    QUEUED = 0
+    """The call waits for a credit; the peer does not know it."""
+    SENT = 1
+    CANCELLING = 2
+    """CANCEL was sent; the response still comes and tells the outcome."""
+    DONE = 3
 
 
 class Call:

@@ -26,6 +26,7 @@ from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
+from zcactor.rpc.call import CallState
 from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, frame_at
 from zcactor.rpc.grants import CheckedGrants, Grants
 from zcactor.rpc.intake import Intake
@@ -33,7 +34,6 @@ from zcactor.rpc.leasing import LockedLeases, LockedLeasesOfCopies, collecting
 from zcactor.rpc.messages import Flags, Hello, Kind, Status
 from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.parts import Announced
-from zcactor.rpc.protocol import CallEvent, CallState, advance_call
 from zcactor.transport.credits import Credits
 from zcactor.transport.mapping import STEP_BITS, Mapping
 
@@ -370,7 +370,7 @@ class Session:
     def cancel(self, call: Call) -> None:
         """Ask the peer to stop `call`. Its response is ignored when it comes."""
         if call.state is CallState.SENT:
-            call.state = advance_call(call.state, CallEvent.CANCEL)
+            call.state = CallState.CANCELLING
             self._control(_CANCEL, call.id, 0)
 
     def _control(self, kind: int, message_id: int, extra: int) -> None:

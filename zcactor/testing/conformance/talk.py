@@ -27,12 +27,11 @@ from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Store
-from zcactor.rpc.call import Call
+from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.counters import new_counters
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
-from zcactor.rpc.protocol import CallState
 from zcactor.rpc.session import Session
 from zcactor.rpc.shelf import Shelf
 from zcactor.rpc.stream import Stream
