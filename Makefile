@@ -99,7 +99,6 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/layout.py
 	$(BIN)/python tools/language.py
 	$(BIN)/python tools/links.py
 	$(BIN)/python tools/blocks.py

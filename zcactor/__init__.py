@@ -3,23 +3,7 @@
 Decorate a class with `@zc.actor`, spawn it, await its methods. Arrays that are passed lie in shared memory, and the
 receiver maps them: nothing is encoded, and every copy is counted.
 
-The packages, from the top floor down:
-
-- ``testing`` (fixtures and suites for tests; nothing else imports it)
-- ``cli`` (the command line), ``simulation`` (a cluster in one process), ``cluster`` (nodes that outlive the command
-  that starts them), ``driver`` (the runtime of a program), ``node`` (the programs of a node's processes)
-- ``assembly`` (the composition root of a process), ``control`` (head and node agents), ``workers`` (worker processes),
-  ``execution`` (mailboxes, threads, runs), ``collectives`` (groups of actors), ``graphs`` (calls along fixed edges),
-  ``objects`` (where objects are, and how a process gets them), ``peers`` (connections to other processes)
-- ``shuffling`` (shuffles between actors), ``topology`` (networks as graphs, orders of ranks)
-- ``api`` (actors, handles, references, arrays), ``loading`` (files as arrays)
-- ``process`` (the context of the running process), ``marshal`` (values to payloads and parts), ``observe`` (statistics)
-- ``rpc`` (frames, credits, sessions), ``device`` (GPUs: drivers, memory, order), ``objectstore`` (arena, allocator,
-  blocks, leases), ``transport`` (connections between processes)
-- ``hooks`` (gradient compression), ``interface``, ``options``, ``native``, ``config``, ``errors`` and other modules on
-  the lowest floor
-
-Each module imports only from floors below its own; see ``docs/explanation/architecture.md``.
+The rooms, and which may import which: ``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations
