@@ -132,7 +132,7 @@ test-pythons:
 # What uses one processor has company: lint the sanitizers, and both a collection of all tests. That one leaves them
 # compiled, which otherwise each process of the run would do for itself: 31 s, and 13 s where it is done. Tests wait for
 # processes and leases to end, and then the seeds are played: with a tenth of a test's weight they hold no test up, and yet
-# none of their turns takes so long that it counts as blocked (`zcactor.simulation.command.BLOCKED`).
+# none of their turns takes so long that it counts as blocked (`simulation.command.BLOCKED`).
 # The weight of those that are left after the tests is that of a test, where root says so: the machine may have company.
 # They stay in the session of the tests: Linux gives each session the same share (autogroup in sched(7)), and weights count
 # within one.
@@ -160,7 +160,7 @@ sanitize: $(STAMP)
 # SEEDS=FIRST:LAST, both included; ARGS='--json --shrink' and the like. A seed that fails prints how to repeat it.
 # `make seeds` plays those of the test suite: a hundred fixed ones, and fifty that the commit's hash draws.
 simulate: $(STAMP)
-	$(BIN)/python -m zcactor.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
+	$(BIN)/python -m simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 seeds: $(STAMP)
 	$(BIN)/python tools/seeds.py $(ARGS)

@@ -11,12 +11,13 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from tests.conformance.connection import Recorder
+
 from benchmarks.harness import Measurement, Scale, at_most, spread
 from benchmarks.machine import cores
 from benchmarks.paired import ROOT, Side, launches
 from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from tests.transport.verbs.sides import Arena, device_of, engine_of, joined, verbs_side
-from zcactor.testing.conformance.connection import Recorder
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.driver import fake
 from zcactor.transport.verbs.driver.fake import FakeFabric
@@ -26,7 +27,7 @@ from zcactor.transport.verbs.peer.queue_pairs import QueuePairs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zcactor.testing.conformance.connection import ConnectedPair
+    from tests.conformance.connection import ConnectedPair
 
 __all__ = ["calls", "ending", "registering", "stale"]
 

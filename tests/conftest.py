@@ -22,7 +22,8 @@ from xdist.scheduler import LoadScopeScheduling
 # threads of OpenBLAS would spin for a while, on processors that the tests need.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-pytest_plugins = ["pytester", "zcactor.testing.plugin"]
+pytest_plugins = ["pytester", "zcactor.testing.plugin", "simulation.plugin"]
+pytest.register_assert_rewrite("tests.conformance")  # its modules are imported later
 
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,

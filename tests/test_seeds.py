@@ -48,7 +48,7 @@ def test_failures_are_told_with_the_way_to_repeat_them() -> None:
     broken = [{"invariant": "I8", "at": 1.5, "text": "a lease"}]
     lines = [line(1), line(2, broken=broken), line(42, "other", 1000), line(42)]
     assert seeds.report(lines, [line(1), line(42)]) == [
-        "seed 2, I8 at 1.5 s: a lease; repeat it by: python -m zcactor.simulation --seed 2 --nodes 6"
+        "seed 2, I8 at 1.5 s: a lease; repeat it by: python -m simulation --seed 2 --nodes 6"
     ]
     (told,) = seeds.report([line(1)], [line(1, "e")])
     assert told == "seed 1 was played twice, with digests d and e"

@@ -15,11 +15,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.conformance.device_peer import DevicePeer, finish, mapped, read, write
 from tools.gpu_row import Skip, require
 from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.errors import DeviceError, DeviceUnavailable
-from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

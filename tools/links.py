@@ -90,7 +90,7 @@ def dead(page: Path, root: Path) -> Iterator[str]:
         root: the top of the repository.
     """
     text = page.read_text("utf-8")
-    packages = [module.parent for module in root.glob("*/__init__.py")]
+    packages = [*(module.parent for module in root.glob("*/__init__.py")), root / "tests"]
     places = [root, *packages]
     for name in _DOTTED.findall(_FENCE.sub("", text)):
         if not _is_there(name, packages):

@@ -49,12 +49,12 @@ def drawn(of: str) -> range:
 
 
 def play(*words: str) -> list[dict[str, Any]]:
-    """Run ``python -m zcactor.simulation`` with these words; a line for each seed.
+    """Run ``python -m simulation`` with these words; a line for each seed.
 
     Raises:
         RuntimeError: it has played no seed.
     """
-    command = [sys.executable, "-m", "zcactor.simulation", *words, "--json"]
+    command = [sys.executable, "-m", "simulation", *words, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     played = [line for line in lines if "digest" in line]
@@ -72,7 +72,7 @@ def report(lines: list[dict[str, Any]], again: list[dict[str, Any]]) -> list[str
     """
     failures = [
         f"seed {line['seed']}, {broken['invariant']} at {broken['at']} s: {broken['text']}; repeat it by: "
-        f"python -m zcactor.simulation --seed {line['seed']} --nodes {line['nodes']}"
+        f"python -m simulation --seed {line['seed']} --nodes {line['nodes']}"
         for line in lines for broken in line["broken"][:3]
     ]  # fmt: skip
     digests = {line["seed"]: line["digest"] for line in lines if line["nodes"] == 6}
@@ -102,7 +102,7 @@ def main() -> int:
         again = [repeat.result()[0] for repeat in repeats]
         lines += beside.result()
     sys.path.insert(0, str(ROOT))
-    from zcactor.simulation.invariants import STATES
+    from simulation.invariants import STATES
 
     failures = report(lines, again)
     spent = sum(line["cpu_s"] for line in lines)

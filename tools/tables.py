@@ -26,9 +26,9 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of this checkout, also where it is not installed
 
 import zcactor
+from simulation import command as simulation
 from zcactor import config, errors, options
 from zcactor.cli.main import app
-from zcactor.simulation import command as simulation
 from zcactor.testing import plugin
 
 if TYPE_CHECKING:
@@ -377,11 +377,11 @@ def _command_line() -> Iterator[str]:
             yield from _click(f"zcactor {name}", found)
     yield from _text(
         """
-        ## `python -m zcactor.simulation`
+        ## `python -m simulation`
 
-        Play simulated clusters under faults, each run decided by one number. The exit status is 0 when all runs were
-        green, 1 when an invariant was broken or a program raised, and 2 for wrong arguments. One of the first four is
-        needed.
+        In a clone of zcactor: play simulated clusters under faults, each run decided by one number. The exit status
+        is 0 when all runs were green, 1 when an invariant was broken or a program raised, and 2 for wrong arguments.
+        One of the first four is needed.
         """
     )
     yield from _argparse(simulation.command_line())
@@ -407,7 +407,7 @@ def _testing() -> Iterator[str]:
     yield "```{eval-rst}"
     yield ".. autofunction:: zcactor.testing.until"
     yield ""
-    for name in ("loopback.Pair", "simulation.SimulatedCluster", "simulation.Result"):
+    for name in ("plugin.Pair",):
         yield f".. autoclass:: zcactor.testing.{name}"
         yield "   :members:"
         yield ""

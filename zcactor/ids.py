@@ -1,7 +1,7 @@
 """The source of the ids of processes, actors and objects: random numbers that a peer cannot guess.
 
 Every random name comes from this module, so that one number can decide all names of a simulated run
-(`zcactor.simulation`). Keys, nonces and tokens are not names: they are drawn from the system where they are used.
+(`simulation`). Keys, nonces and tokens are not names: they are drawn from the system where they are used.
 """
 
 from __future__ import annotations

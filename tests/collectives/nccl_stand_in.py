@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from tests.conformance.device_peer import until_done
 from zcactor.device.fake import FakeGpuDriver
-from zcactor.testing.device_peer import until_done
 
 __all__ = ["StandInNccl", "folded"]
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import zcactor as zc
+from simulation.programs import Result, SimulatedCluster
 from tests.collectives.ranks import Rank, everywhere
 from tests.collectives.test_folding import bits, drawn, written_by_terms
 from zcactor.collectives.rails import Rails
-from zcactor.testing.simulation import Result, SimulatedCluster
 
 Simulate = Callable[..., Result]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conformance.device_peer import mapped
 from zcactor.device.array import DeviceArray
 from zcactor.device.interchange import tensor_of
 from zcactor.device.memory import GpuMemory
-from zcactor.testing.device_peer import mapped
 
 __all__ = ["Array", "Interfaced", "Packed", "Parameter", "Tensor", "jax_like", "library", "outside", "torch_like"]
 

@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
+from tests.conformance.device_peer import finish, read, until_done, write
 from tests.device.helpers import NEVER, held, settle
 from zcactor.device.arena import ALIGNMENT, EXTENT_NBYTES, DeviceArena, ExportedExtent
 from zcactor.device.driver import CudaCode
 from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.errors import DeviceError, OutOfMemory
-from zcactor.testing.device_peer import finish, read, until_done, write
 
 MIB = 1 << 20
 STEP = FakeGpuDriver.granularity

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conformance.device_peer import finish, mapped, read, until_done
 from tests.device.helpers import NEVER, held, settle
 from zcactor.device.events import OTHERS, EventPool, Moment, ordered, pending
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.errors import DeviceError
-from zcactor.testing.device_peer import finish, mapped, read, until_done
 
 
 def test_a_moment_is_done_with_its_work() -> None:

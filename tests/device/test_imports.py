@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conformance.device_peer import read, write
 from tests.device.helpers import fetched, opened
 from zcactor.device.imports import ImportedExtent, Imports
 from zcactor.device.memory import DeviceBlock
 from zcactor.device.store import DeviceStore
 from zcactor.errors import DeviceError, ProtocolError
-from zcactor.testing.device_peer import read, write
 from zcactor.transport.local.extents import ExtentReply, RemoteExtent
 
 OWNER = b"o" * 16

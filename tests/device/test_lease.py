@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from tests.conformance.device_peer import write
 from tests.device.helpers import fetched, held, opened, seen
 from zcactor.device.array import array_over
 from zcactor.device.lease import DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock
-from zcactor.testing.device_peer import write
 
 OWNER = b"o" * 16
 

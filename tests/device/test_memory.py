@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.conformance.device_peer import DevicePeer
 from tests.device.helpers import NEVER, array_on, held, opened
 from zcactor.device.events import OTHERS, Moment
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.errors import ObjectLost, OutOfMemory
-from zcactor.testing.device_peer import DevicePeer
 
 
 def test_blocks_are_counted_until_they_are_dropped() -> None:

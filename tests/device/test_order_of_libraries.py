@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conformance.device_peer import finish, mapped
 from tests.device.foreigners import Interfaced
 from tests.device.helpers import NEVER, array_on, held, looked_often, opened, seen, settle
 from zcactor.device.array import DeviceArray, empty_array
@@ -27,7 +28,6 @@ from zcactor.device.tending import Tending
 from zcactor.device.work import Work
 from zcactor.errors import DeviceError
 from zcactor.testing import until
-from zcactor.testing.device_peer import finish, mapped
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.conformance.device_peer import mapped
 from tests.device.helpers import held, opened
 from zcactor.device import events
 from zcactor.device.driver import CudaCode
@@ -19,7 +20,6 @@ from zcactor.device.memory import GpuMemory
 from zcactor.device.store import DeviceStore
 from zcactor.errors import DeviceError
 from zcactor.testing import until
-from zcactor.testing.device_peer import mapped
 
 
 def promised(gpu: GpuMemory) -> Moment:

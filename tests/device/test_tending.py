@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.conformance.device_peer import mapped
 from tests.device.helpers import held
 from zcactor.device.arena import DeviceArena
 from zcactor.device.events import EventPool
@@ -12,7 +13,6 @@ from zcactor.device.tending import Tending
 from zcactor.device.work import Work
 from zcactor.errors import DeviceError
 from zcactor.testing import until
-from zcactor.testing.device_peer import mapped
 
 
 def is_broken(driver: FakeGpuDriver) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conformance.device_peer import finish, mapped, read, write
 from tests.device.helpers import NEVER, held, opened, settle
 from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.imports import OpenEvent
 from zcactor.device.work import Work, lend, lent_others, looks
 from zcactor.errors import ObjectLost
-from zcactor.testing.device_peer import finish, mapped, read, write
 
 
 def late(waits: str) -> tuple[FakeGpuDriver, EventPool, int, int]:

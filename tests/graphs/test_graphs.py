@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import zcactor as zc
-from zcactor.testing.simulation import Result, SimulatedCluster
+from simulation.programs import Result, SimulatedCluster
 
 SEEDS = 12
 SURVIVED = (

@@ -8,12 +8,12 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.conformance.connection import turns
 
 from tests.transport.local_arena import TOKEN
 from tests.transport.tcp_arena import tcp_listener
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.standby import Signpost
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.stream.head_word import HeadWord
 from zcactor.transport.stream.probe import Standby, find_leader, identify
 from zcactor.transport.tcp.endpoint import TcpEndpoint

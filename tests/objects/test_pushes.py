@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import zcactor as zc
+from simulation.loop import SimLoop
 from tests.simulation.clusters import Bench, bench
 from zcactor.assembly.process import Process
 from zcactor.buggify import decided_by
@@ -21,7 +22,6 @@ from zcactor.objects.pushes import Pushes
 from zcactor.process.context import current
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import MAX_FORWARDS
-from zcactor.simulation.loop import SimLoop
 from zcactor.testing.runtime import LoopbackRuntime
 
 NODES = 3

@@ -9,6 +9,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.conformance.connection import turns
+from tests.conformance.talk import RecordingHub
+
 from zcactor.errors import ObjectLost
 from zcactor.objectstore.ref import Region
 from zcactor.rpc.call import Call
@@ -16,8 +19,6 @@ from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
-from zcactor.testing.conformance.connection import turns
-from zcactor.testing.conformance.talk import RecordingHub
 from zcactor.transport.base import PeerInfo
 from zcactor.transport.local.connection import LocalConnection
 from zcactor.transport.loopback.endpoint import LoopbackFaults, loopback_pair

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.conformance.connection import turns
+from tests.conformance.violations import Peer
 
 from tests.rpc.sessions import DEPTH, Hub, Pair, echo
 from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import Region
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Flags, Kind
-from zcactor.testing.conformance.connection import turns
-from zcactor.testing.conformance.violations import Peer
 from zcactor.transport.loopback.endpoint import loopback_pair
 
 

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.conformance.connection import connect, finish
+from tests.conformance.session import MappingSessionSuite, SessionSuite
+from tests.conformance.talk import DEPTH, STORE_NBYTES, WATCHDOG, Held, Talk, parts_of
 
 from tests.rpc.sessions import no_arena
 from tests.transport.verbs.sides import fake_sides
 from zcactor.errors import ConnectionLost
 from zcactor.objectstore.store import Store
 from zcactor.rpc.messages import Status
-from zcactor.testing.conformance.connection import connect, finish
-from zcactor.testing.conformance.session import MappingSessionSuite, SessionSuite
-from zcactor.testing.conformance.talk import DEPTH, STORE_NBYTES, WATCHDOG, Held, Talk, parts_of
 from zcactor.transport.base import PeerInfo
 from zcactor.transport.local.connection import LocalConnection
 from zcactor.transport.loopback.endpoint import loopback_pair

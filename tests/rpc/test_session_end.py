@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.conformance.connection import turns
 
 from tests.rpc.sessions import DEPTH, Pair, echo
 from zcactor.errors import ConnectionLost
 from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.messages import Status
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.loopback.endpoint import LoopbackFaults
 
 

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import zcactor as zc
+from simulation import record as records
+from simulation.cluster import Cluster
+from simulation.loop import SimLoop
+from simulation.network import Network
+from simulation.record import Record
+from simulation.trace import Trace
+from simulation.world import World
 from zcactor import ids
 from zcactor.assembly.process import Process
 from zcactor.config import Config
 from zcactor.control.head_log import HeadLog
-from zcactor.simulation import record as records
-from zcactor.simulation.cluster import Cluster
-from zcactor.simulation.loop import SimLoop
-from zcactor.simulation.network import Network
-from zcactor.simulation.record import Record
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.world import World
 
 Program = Callable[[Process], Coroutine[Any, Any, Any]]
 

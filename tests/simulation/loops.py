@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from zcactor.simulation.loop import SimLoop
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.world import World
+from simulation.loop import SimLoop
+from simulation.trace import Trace
+from simulation.world import World
 
 FOREVER = 1e9
 TURN = 1e-4

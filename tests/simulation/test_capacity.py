@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from zcactor.simulation import capacity
-from zcactor.simulation.command import main
+from simulation import capacity
+from simulation.command import main
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 
-from zcactor.simulation.command import ChromeFile
-from zcactor.simulation.trace import Trace
+from simulation.command import ChromeFile
+from simulation.trace import Trace
 
 
 def test_hosts_and_processes_have_names_and_a_bar_from_birth_to_end() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from simulation import command
+from simulation.command import main
+from simulation.schedule import draw
+from simulation.trace import Trace
+from simulation.workloads.calls import Calls
 from zcactor.rpc.messages import Kind
-from zcactor.simulation import command
-from zcactor.simulation.command import main
-from zcactor.simulation.schedule import draw
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.workloads.calls import Calls
 
 SHORT = ("--nodes", "3", "--duration", "3")
 
@@ -198,7 +198,7 @@ def test_a_program_that_fails(
     assert "seed 4 of commit" in out
     assert f"  {invariant} at " in out
     assert said in out
-    assert "repeat it by: python -m zcactor.simulation --seed 4 --nodes 3 --duration 3 --workloads calls" in out
+    assert "repeat it by: python -m simulation --seed 4 --nodes 3 --duration 3 --workloads calls" in out
     assert out.splitlines()[-1].endswith("1 failed: 4")
     assert main(["--schedule", "4.toml", "--json"]) == 1
     line, _ = lines(capsys)
@@ -211,8 +211,8 @@ def test_what_blocks_the_thread_is_named(tmp_path: Path) -> None:
     program = tmp_path / "blocks.py"
     program.write_text(
         "import threading\n"
-        "from zcactor.simulation import command\n"
-        "from zcactor.simulation.workloads.calls import Calls\n"
+        "from simulation import command\n"
+        "from simulation.workloads.calls import Calls\n"
         "async def blocks(self):\n"
         "    threading.Event().wait()\n"
         "command.BLOCKED = 5.0\n"
@@ -234,7 +234,7 @@ def test_one_seed_is_one_run(tmp_path: Path) -> None:
         words = ["--seeds", "11:12", *SHORT, "--json", "--jobs", jobs]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": zone}
         done = subprocess.run(
-            [sys.executable, "-m", "zcactor.simulation", *words], capture_output=True, text=True, timeout=95,
+            [sys.executable, "-m", "simulation", *words], capture_output=True, text=True, timeout=95,
             check=True, cwd=directory, env={**environment, "PYTHONPATH": str(root)},
         )  # fmt: skip
         return [line["digest"] for line in map(json.loads, done.stdout.splitlines()) if "digest" in line]

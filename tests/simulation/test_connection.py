@@ -9,14 +9,7 @@ import weakref
 from typing import Any
 
 import pytest
-
-from tests.simulation.loops import LOOPS as LOOP_FACTORIES
-from tests.simulation.loops import MainLoop
-from zcactor.errors import ConnectionLost, ObjectLost
-from zcactor.process.place import Place
-from zcactor.simulation.endpoint import SimEndpoint
-from zcactor.simulation.network import Network
-from zcactor.testing.conformance.connection import (
+from tests.conformance.connection import (
     ARENA_NBYTES,
     MappingSuite,
     PullingSuite,
@@ -25,6 +18,13 @@ from zcactor.testing.conformance.connection import (
     connect,
     send,
 )
+
+from simulation.endpoint import SimEndpoint
+from simulation.network import Network
+from tests.simulation.loops import LOOPS as LOOP_FACTORIES
+from tests.simulation.loops import MainLoop
+from zcactor.errors import ConnectionLost, ObjectLost
+from zcactor.process.place import Place
 from zcactor.transport import RemoteRegion
 
 __all__ = ["LOOP_FACTORIES"]

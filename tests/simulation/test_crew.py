@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from zcactor.simulation.cluster import WAKING, LoopCrew
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.world import World
+from simulation.cluster import WAKING, LoopCrew
+from simulation.trace import Trace
+from simulation.world import World
 
 
 def test_functions_run_later_on_the_loop() -> None:

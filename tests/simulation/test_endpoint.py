@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from simulation.endpoint import SimEndpoint
+from simulation.network import Network
+from simulation.world import World
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from zcactor.errors import ConnectionLost
 from zcactor.process.place import Place
-from zcactor.simulation.endpoint import SimEndpoint
-from zcactor.simulation.network import Network
-from zcactor.simulation.world import World
 
 __all__ = ["LOOP_FACTORIES"]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from zcactor.simulation.failpoints import POINTS
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import TAKE_OVER, Fault, draw
+from simulation.failpoints import POINTS
+from simulation.run import Run
+from simulation.schedule import TAKE_OVER, Fault, draw
 
 SCHEDULE = draw(9, 3, 12.0, (TAKE_OVER,), (TAKE_OVER,))
 WITH_PROGRAMS = draw(9, 3, 12.0, (TAKE_OVER, "drivers"), (TAKE_OVER, "drivers"))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import KINDS, TAKE_OVER, Fault, draw
+from simulation.run import Run
+from simulation.schedule import KINDS, TAKE_OVER, Fault, draw
 
 SEEN = {
     "kill": "worker killed", "agent": "agent killed", "off": "host off", "cut": "cut", "oneway": "cut one way",

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import zcactor as zc
+from simulation.invariants import POISON, Invariants
 from tests.simulation.clusters import Bench, Keeper, bench
 from zcactor.assembly.process import Process
 from zcactor.errors import ProtocolError
-from zcactor.simulation.invariants import POISON, Invariants
 
 
 def broken(made: Bench) -> list[str]:

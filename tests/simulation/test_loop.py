@@ -9,8 +9,8 @@ import inspect
 import weakref
 from typing import Any
 
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.world import World
+from simulation.trace import Trace
+from simulation.world import World
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
 

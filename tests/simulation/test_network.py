@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from zcactor.simulation.network import LOCAL, Delay, Network, reset, timed_out
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.world import World
+from simulation.network import LOCAL, Delay, Network, reset, timed_out
+from simulation.trace import Trace
+from simulation.world import World
 
 
 def test_ways_have_delays_of_their_own() -> None:

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from simulation.command import shrink
+from simulation.run import Run
+from simulation.schedule import Schedule, draw
+from simulation.workloads import WORKLOADS
 from zcactor.control import head, membership, scheduler
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
@@ -22,10 +26,6 @@ from zcactor.peers.connections import Connections
 from zcactor.peers.twins import Twins
 from zcactor.rpc.call import Call
 from zcactor.rpc.session import Session
-from zcactor.simulation.command import shrink
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import Schedule, draw
-from zcactor.simulation.workloads import WORKLOADS
 from zcactor.transport.credits import Credits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from simulation.invariants import POISON, Poison
 from zcactor.objectstore.store import Store
-from zcactor.simulation.invariants import POISON, Poison
 
 
 def test_bytes_that_were_given_back_are_filled_and_others_are_not() -> None:

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from simulation.record import Record
+from simulation.trace import Trace
+from simulation.world import World
 from zcactor.process.context import current_host
-from zcactor.simulation.record import Record
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.world import World
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import zcactor as zc
+from simulation import record as records
+from simulation.faults import Faults
+from simulation.shared_log import SharedBook, SharedLog
 from tests.simulation.clusters import Bench, Keeper
 from zcactor import ids
 from zcactor.assembly.process import Process
 from zcactor.control.head_watch import boot_clock, clocked_by
 from zcactor.control.reign import ReignState
-from zcactor.simulation import record as records
-from zcactor.simulation.faults import Faults
-from zcactor.simulation.shared_log import SharedBook, SharedLog
 
 
 class Leased(Bench):

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulation.run import Run
+from simulation.schedule import Fault, Schedule, draw
+from simulation.workloads import WORKLOADS
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, known_codes, known_dtypes
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import Fault, Schedule, draw
-from zcactor.simulation.workloads import WORKLOADS
 
 CASES = sorted(Path(__file__).with_name("cases").glob("*.toml"))
 

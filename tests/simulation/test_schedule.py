@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zcactor.simulation.schedule import KINDS, TAKE_OVER, BadSchedule, Fault, Schedule, draw
+from simulation.schedule import KINDS, TAKE_OVER, BadSchedule, Fault, Schedule, draw
 
 KNOWN = ("calls", "streams")
 

@@ -7,16 +7,16 @@ import secrets
 from typing import Any
 
 import pytest
+from tests.conformance.session import MappingSessionSuite, SessionSuite
+from tests.conformance.talk import DEPTH
 
+from simulation.endpoint import SimEndpoint
+from simulation.loop import SimLoop
+from simulation.network import Network
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from tests.simulation.loops import MainLoop
 from zcactor.objectstore.store import Store
 from zcactor.process.place import Place
-from zcactor.simulation.endpoint import SimEndpoint
-from zcactor.simulation.loop import SimLoop
-from zcactor.simulation.network import Network
-from zcactor.testing.conformance.session import MappingSessionSuite, SessionSuite
-from zcactor.testing.conformance.talk import DEPTH
 
 __all__ = ["LOOP_FACTORIES"]
 

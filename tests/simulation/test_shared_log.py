@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
+from simulation.loop import SimLoop
+from simulation.shared_log import MARGIN, TTL, SharedBook, SharedLog
+from simulation.trace import Trace
+from simulation.world import World
 from tests.conformance.head_log import ONE, TWO, HeadLogTests, Make
 from zcactor.control.head_log import Change, Deposed, LeaderAt, LogInUse, LogUnavailable, Term
-from zcactor.simulation.loop import SimLoop
-from zcactor.simulation.shared_log import MARGIN, TTL, SharedBook, SharedLog
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.world import World
 
 A, B = Change("name", "a", b"1"), Change("name", "b", b"1")
 

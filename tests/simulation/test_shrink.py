@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from zcactor.simulation.command import shrink
-from zcactor.simulation.schedule import Fault, Schedule, draw
+from simulation.command import shrink
+from simulation.schedule import Fault, Schedule, draw
 
 FAULTS = tuple(Fault(float(number), "kill", (f"h{number % 6}",), 0.0, number) for number in range(20))
 WHOLE = replace(draw(1, 6, 32.0, ("calls",), ("calls",)), faults=FAULTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.simulation.connection import SimSlot
+from simulation.connection import SimSlot
 
 
 def write(out: Any, frame: bytes) -> None:

@@ -10,14 +10,14 @@ from unittest.mock import Mock
 
 import pytest
 
+from simulation.invariants import OF_HEAD, OF_PROCESSES, OF_PUSHES, OF_RUNS, STATES, States
+from simulation.record import Record
+from simulation.run import Run
+from simulation.schedule import draw
+from simulation.trace import Trace
+from simulation.workloads import WORKLOADS
+from simulation.world import World
 from zcactor.objects import expectations, pushes
-from zcactor.simulation.invariants import OF_HEAD, OF_PROCESSES, OF_PUSHES, OF_RUNS, STATES, States
-from zcactor.simulation.record import Record
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.workloads import WORKLOADS
-from zcactor.simulation.world import World
 
 
 def test_there_are_a_dozen_at_the_least() -> None:

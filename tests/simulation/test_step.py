@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 
-from zcactor.simulation.step import Step, Timer
+from simulation.step import Step, Timer
 
 
 def test_a_step_is_cancelled_for_good() -> None:

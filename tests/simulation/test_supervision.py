@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from simulation.supervision import Supervision
 from tests.simulation.clusters import Bench, Keeper, bench
 from zcactor.assembly.process import Process
-from zcactor.simulation.supervision import Supervision
 
 
 def watched(made: Bench) -> tuple[Supervision, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from zcactor.simulation.trace import Trace
+from simulation.trace import Trace
 
 
 def test_the_digest_is_that_of_all_lines() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from simulation.loop import SimLoop
+from simulation.trace import Trace
+from simulation.workers import SimWorkers
+from simulation.world import World
 from zcactor.ids import ProcessId
-from zcactor.simulation.loop import SimLoop
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.workers import SimWorkers
-from zcactor.simulation.world import World
 from zcactor.workers.worker_table import WorkerRecord
 
 

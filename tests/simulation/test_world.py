@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from zcactor.simulation.loop import SimLoop
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.world import Overrun, World
+from simulation.loop import SimLoop
+from simulation.trace import Trace
+from simulation.world import Overrun, World
 
 
 def played(seed: int) -> tuple[list[tuple[str, int]], str]:

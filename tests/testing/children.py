@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 __all__ = ["BRIEF", "MODES", "actors", "conftest", "run", "written"]
 
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""The clone, which has the simulation."""
 MODES: Final = ("strict", "auto")
 WATCHDOG: Final = 150.0
 """Seconds."""
@@ -52,15 +55,18 @@ actors: Final = """
 
 
 def conftest(settling: float = WATCHDOG / 2) -> str:
-    """The source of ``conftest.py``, with the plugin.
+    """The source of ``conftest.py``, with the plugins.
 
     Args:
         settling: seconds in which what a test has left may end: by default as many as nothing needs.
     """
     return f"""
+import sys
+
 import zcactor.testing.leaks
 
-pytest_plugins = ["zcactor.testing.plugin"]
+sys.path.insert(0, {str(ROOT)!r})
+pytest_plugins = ["zcactor.testing.plugin", "simulation.plugin"]
 zcactor.testing.leaks.SETTLING = {settling}
 """
 

@@ -8,15 +8,15 @@ from contextvars import Context
 from typing import Any
 
 import pytest
+from tests.conformance.connection import ARENA_NBYTES, MappingSuite, Recorder, Side, put, send
+from tests.conformance.session import MappingSessionSuite
+from tests.conformance.talk import DEPTH
 
 from zcactor import ids
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store
 from zcactor.testing import until
-from zcactor.testing.conformance.connection import ARENA_NBYTES, MappingSuite, Recorder, Side, put, send
-from zcactor.testing.conformance.session import MappingSessionSuite
-from zcactor.testing.conformance.talk import DEPTH
 from zcactor.testing.faults import LinkFaults
 from zcactor.testing.network import InnerConnection, InnerEndpoint, InnerNetwork
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import zcactor as zc
-from zcactor.simulation.schedule import Fault
-from zcactor.testing.simulation import Result, SimulatedCluster
+from simulation.programs import Result, SimulatedCluster
+from simulation.schedule import Fault
 
 Simulate = Callable[..., Result]
 

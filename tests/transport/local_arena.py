@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from zcactor.testing.conformance.connection import ARENA_NBYTES, Side
+from tests.conformance.connection import ARENA_NBYTES, Side
+
 from zcactor.transport.local.endpoint import LocalEndpoint
 
 TOKEN = bytes(range(32))

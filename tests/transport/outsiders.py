@@ -11,7 +11,8 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-from zcactor.testing.conformance.connection import Recorder, Side, send, turns
+from tests.conformance.connection import Recorder, Side, send, turns
+
 from zcactor.transport.base import Connection
 from zcactor.transport.stream.handshake import HELLO_NBYTES, HandshakeStatus, preamble, refusal
 

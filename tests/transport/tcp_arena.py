@@ -8,8 +8,9 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from tests.conformance.connection import ARENA_NBYTES, Side, turns
+
 from tests.transport.local_arena import TOKEN, memfd
-from zcactor.testing.conformance.connection import ARENA_NBYTES, Side, turns
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.stream.tls import load_tls
 from zcactor.transport.tcp.endpoint import TcpEndpoint

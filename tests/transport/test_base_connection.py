@@ -7,9 +7,9 @@ import gc
 import weakref
 
 import pytest
+from tests.conformance.connection import Recorder, turns
 
 from zcactor.errors import ConnectionLost
-from zcactor.testing.conformance.connection import Recorder, turns
 from zcactor.transport.base import Receiver
 from zcactor.transport.base_connection import BaseConnection
 

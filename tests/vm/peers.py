@@ -21,10 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.conformance.connection import PullKeeper, Recorder, send
+
 from tests.transport.local_arena import TOKEN, memfd
 from tests.transport.verbs.sides import Arena, Whole
 from tests.vm.nursery import Child
-from zcactor.testing.conformance.connection import PullKeeper, Recorder, send
 from zcactor.transport import Connection, RemoteRegion
 from zcactor.transport.verbs.driver.base import Read
 from zcactor.transport.verbs.driver.bindings import bindings

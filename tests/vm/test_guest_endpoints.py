@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conformance.connection import Recorder, put, send
 
 from tests.transport.verbs.sides import device_sides, engine_of, joined, watch
 from tests.vm.guest import guest_only, resources
@@ -32,7 +33,6 @@ from tests.vm.peers import (
 )
 from tests.vm.phases import counters
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.testing.conformance.connection import Recorder, put, send
 from zcactor.transport import RemoteRegion
 from zcactor.transport.verbs.device.sizing import DEPTH
 from zcactor.transport.verbs.driver.bindings import NAMES

@@ -12,9 +12,10 @@ import asyncio
 import json
 import sys
 
+from tests.conformance.connection import put, send
+
 from tests.vm.peers import ALL, Link, Node, same
 from zcactor.errors import ConnectionLost
-from zcactor.testing.conformance.connection import put, send
 from zcactor.transport import RemoteRegion
 
 PLACES = {"a": ("10.77.0.1", 7001), "b": ("10.77.0.2", 7002), "c": ("10.77.0.2", 7003)}

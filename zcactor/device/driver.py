@@ -4,7 +4,7 @@ Handles, streams and events are ints. A device is the index of a GPU among those
 it, because a program's threads come and go, and the driver makes the device current for the length of the call. Any
 thread may make any call. No call waits for work on a stream.
 
-`zcactor.testing.conformance.device` is the suite that each implementation passes.
+`tests.conformance.device` is the suite that each implementation passes.
 """
 
 from __future__ import annotations

@@ -18,15 +18,22 @@ from zcactor.api.actor import spawn
 from zcactor.testing.faults import LinkFaults, check_faults
 from zcactor.testing.leaks import Snapshot, memory_left, settled
 from zcactor.testing.runtime import LoopbackRuntime, end_runtime, start_runtime
-from zcactor.testing.simulation import Result, SimulatedCluster, simulate
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.driver.fake_nic import INLINE_LIMITS
 
+try:
+    from pytest_asyncio import fixture as async_fixture
+except ImportError:
+    async_fixture = pytest.fixture  # type: ignore[assignment]  # `pytest_configure` ends the run
+
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import AsyncIterator, Callable, Generator, Mapping
     from types import TracebackType
 
-__all__ = ["Pair", "PairStart", "make_fabric", "resources_left"]
+__all__ = [
+    "Pair", "PairStart", "async_fixture", "check_left", "make_fabric", "pytest_configure", "pytest_runtest_makereport",
+    "resources_left", "zc_loopback", "zc_rdma", "zc_runtime",
+]  # fmt: skip
 
 
 class Pair:
@@ -122,21 +129,6 @@ def resources_left(fabric: FakeFabric) -> list[str]:
     return found
 
 
-try:
-    from pytest_asyncio import fixture as async_fixture
-except ImportError:
-    async_fixture = pytest.fixture  # type: ignore[assignment]  # `pytest_configure` ends the run
-
-pytest.register_assert_rewrite("zcactor.testing.conformance")  # its modules are imported later
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
-
-
-__all__ = [
-    "pytest_configure", "pytest_runtest_makereport", "zc_loopback", "zc_rdma", "zc_runtime", "zc_simulation",
-]  # fmt: skip
-
 _RAISED: Final = pytest.StashKey[bool]()
 """Whether a test has raised: its frames, and the arrays in them, live on for the report."""
 
@@ -159,7 +151,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return (yield)
 
 
-async def _check(
+async def check_left(
     request: pytest.FixtureRequest, before: Snapshot, own: Callable[[], list[str]] = list
 ) -> None:  # fmt: skip
     """Fail the test where it has left something.
@@ -200,7 +192,7 @@ async def zc_runtime(request: pytest.FixtureRequest) -> AsyncIterator[LoopbackRu
     runtime = await start_runtime()
     yield runtime
     await end_runtime(runtime)
-    await _check(request, before, lambda: memory_left(runtime))
+    await check_left(request, before, lambda: memory_left(runtime))
 
 
 @async_fixture
@@ -242,7 +234,7 @@ async def zc_loopback(request: pytest.FixtureRequest) -> AsyncIterator[Callable[
     yield make
     for pair in pairs:
         await pair.aclose()
-    await _check(request, before, lambda: [line for pair in pairs for line in memory_left(pair.runtime)])
+    await check_left(request, before, lambda: [line for pair in pairs for line in memory_left(pair.runtime)])
 
 
 @async_fixture
@@ -274,50 +266,4 @@ async def zc_rdma(request: pytest.FixtureRequest) -> AsyncIterator[Callable[...,
         return fabrics[-1]
 
     yield make
-    await _check(request, before, lambda: [line for fabric in fabrics for line in resources_left(fabric)])
-
-
-@async_fixture
-async def zc_simulation(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Result]]:
-    """A function that runs a program in a simulated cluster, in virtual time, under faults that a seed decides.
-
-    ``zc_simulation(program, seed=1)`` returns a `Result` when the run is over. It is no coroutine, and works in tests
-    with and without a loop.
-    """
-    before = Snapshot(asyncio.get_running_loop())
-    repeat = f"python -m pytest '{request.node.nodeid}'"
-
-    def run(
-        program: Callable[[SimulatedCluster], Awaitable[Any]], *, seed: int, nodes: int = 6,
-        faults: Sequence[Any] | None = None, workloads: Sequence[str] = (), **config: Any,
-    ) -> Result:  # fmt: skip
-        """Run ``program(cluster)`` in a driver of a simulated cluster.
-
-        Faults happen while the program runs, for at most 30 virtual seconds; then all damage is repaired. Processes,
-        hosts and the network are simulated, and the package's own code runs in them. After the run the invariants of
-        `zcactor.simulation` are checked: no call is lost or runs twice, and no lease and no byte of a store is left.
-
-        Args:
-            program: async function of one argument, the `SimulatedCluster`. It may use all of ``zc.*``, and no wall
-                clock, thread or socket. It returns plain values: an array would be a lease that is left.
-            seed: decides the order of events, delays, faults and settings.
-            nodes: number of nodes, 1 to 4,096.
-            faults: ``()`` for none, or `zcactor.simulation.schedule.Fault` objects or mappings of their fields; None
-                draws them by the seed.
-            workloads: names of workloads of `zcactor.simulation` that run beside the program.
-            config: fields of `zcactor.Config`, in place of those that the seed draws.
-
-        Returns:
-            The result. The same seed, arguments and sources give the same `Result.digest`.
-
-        Raises:
-            AssertionError: an invariant was broken.
-            Exception: the program raised it.
-            TypeError, ValueError: an argument is wrong.
-
-        The first two carry a note with the seed and the command that repeats the run.
-        """
-        return simulate(program, seed, nodes, faults, workloads, config, repeat)
-
-    yield run
-    await _check(request, before)
+    await check_left(request, before, lambda: [line for fabric in fabrics for line in resources_left(fabric)])

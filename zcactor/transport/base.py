@@ -2,7 +2,7 @@
 
 A transport moves whole frames in order between two processes and gives access to the peer's bytes in place. It knows
 no calls, credits or actors: `zcactor.rpc` does. All code above this module works with any object that has these
-interfaces. ``zcactor.testing.conformance`` has the suite that each implementation passes.
+interfaces. ``tests.conformance`` has the suite that each implementation passes.
 
 Frames travel *in batches*: the sender encodes each frame straight into the connection's send buffer (`reserve`,
 `commit`) and hands over all frames of a loop turn by one `flush`. The receiver gets them by one callback with a view

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conformance.device_peer import mapped
 from zcactor.device.array import empty_array
 from zcactor.device.cuda import CudaGpuDriver, calls
 from zcactor.device.cuda.calls import CudaCalls, bindings, free_by_nvml
 from zcactor.device.store import DeviceStore
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.testing import until
-from zcactor.testing.device_peer import mapped
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import StandIn, opened_cuda

@@ -10,6 +10,7 @@ import pytest
 from zcactor.errors import DeviceError
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
+from tests.conformance.device_peer import mapped, write
 from tests.device.cuda.stand_in import StandIn
 from tests.device.helpers import looked_often
 from zcactor.device.cuda import CudaGpuDriver
@@ -18,7 +19,6 @@ from zcactor.device.events import EventPool
 from zcactor.device.tending import Tending
 from zcactor.device.work import LibraryLoan, Work
 from zcactor.testing import until
-from zcactor.testing.device_peer import mapped, write
 
 CALLS: dict[str, Callable[[GpuDriver, int, int], object]] = {
     "copy": lambda driver, address, stream: driver.copy(0, address, address + 100, 1, 8, (8, 8), stream),

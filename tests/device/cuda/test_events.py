@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conformance.device_peer import finish
 from zcactor.device.driver import EVENT_NBYTES, CudaCode
 from zcactor.errors import DeviceError
-from zcactor.testing.device_peer import finish
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import opened_cuda

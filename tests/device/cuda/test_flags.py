@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from tests.conformance.device_peer import DevicePeer, finish, mapped, read, until_done
 from zcactor.errors import DeviceError
-from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, until_done
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import StandIn, opened_cuda, opened_held

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from tests.conformance.device import GpuDriverSuite
 
+from tests.conformance.device_peer import DevicePeer, finish, map_anew, mapped, read, until_done, write
 from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.driver import CudaCode
 from zcactor.errors import DeviceError, DeviceUnavailable
-from zcactor.testing.conformance.device import GpuDriverSuite
-from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, until_done, write
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import StandIn, opened_cuda

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.device_peer import DevicePeer, finish, map_anew, mapped, read, write
 from tests.device.helpers import NEVER, held, settle
 from zcactor.device.driver import CudaCode
 from zcactor.device.fake import FakeGpuDriver, host_uuids
 from zcactor.device.fake.gpu import CALLS
 from zcactor.errors import DeviceError, DeviceUnavailable
-from zcactor.testing.device_peer import DevicePeer, finish, map_anew, mapped, read, write
 
 NBYTES = FakeGpuDriver.granularity
 BUFFER = ctypes.create_string_buffer(64)
@@ -33,7 +33,7 @@ def test_host_code_that_touches_a_device_pointer_crashes(touch: str) -> None:
     program = (
         "import ctypes\n"
         "from zcactor.device.fake import FakeGpuDriver\n"
-        "from zcactor.testing.device_peer import map_anew, mapped, read, write\n"
+        "from tests.conformance.device_peer import map_anew, mapped, read, write\n"
         "driver = FakeGpuDriver()\n"
         f"address = mapped(driver, 0, {NBYTES})\n"
         "write(driver, 0, address, b'x')\n"

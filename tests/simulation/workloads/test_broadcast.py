@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from zcactor.simulation.connection import SimConnection
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
+from simulation.connection import SimConnection
+from simulation.run import Run
+from simulation.schedule import draw
 from zcactor.transport.base import RemoteRegion
 
 SCHEDULE = replace(draw(2, 4, 15.0, ("broadcast",), ("broadcast",)), faults=())

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zcactor.simulation import record as records
-from zcactor.simulation.record import Record
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.workloads.calls import _KINDS, PATTERN, _check
-from zcactor.simulation.world import World
+from simulation import record as records
+from simulation.record import Record
+from simulation.run import Run
+from simulation.schedule import draw
+from simulation.trace import Trace
+from simulation.workloads.calls import _KINDS, PATTERN, _check
+from simulation.world import World
 
 
 @pytest.mark.slow

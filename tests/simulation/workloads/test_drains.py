@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from simulation.run import Run
+from simulation.schedule import draw
 from zcactor.execution import actor_runner
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
 
 SCHEDULE = replace(draw(7, 4, 5.0, ("drains",), ("drains",)), faults=())
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from zcactor.simulation.cluster import Cluster
-from zcactor.simulation.loop import SimLoop
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
+from simulation.cluster import Cluster
+from simulation.loop import SimLoop
+from simulation.run import Run
+from simulation.schedule import draw
 
 SCHEDULE = replace(draw(3, 3, 20.0, ("drivers",), ("drivers",)), faults=())
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from simulation.run import Run
+from simulation.schedule import draw
+from simulation.workloads import handles
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.head import Head
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
-from zcactor.simulation.workloads import handles
 
 SCHEDULE = replace(draw(1, 3, 10.0, ("handles",), ("handles",)), faults=())
 

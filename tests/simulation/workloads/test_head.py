@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from simulation.run import Run
+from simulation.schedule import TAKE_OVER, Fault, draw
+from simulation.shared_log import SharedBook
 from zcactor.control.head_log import Change
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import TAKE_OVER, Fault, draw
-from zcactor.simulation.shared_log import SharedBook
 
 SCHEDULE = replace(
     draw(6, 3, 20.0, (TAKE_OVER,), (TAKE_OVER,)),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from simulation.run import Run
+from simulation.schedule import draw
 from zcactor.marshal.move import retire
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
 
 SCHEDULE = replace(draw(1, 3, 10.0, ("moves",), ("moves",)), faults=())
 

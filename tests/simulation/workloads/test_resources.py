@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from simulation.run import Run
+from simulation.schedule import Schedule, draw
+from simulation.workloads import resources
 from zcactor.control.scheduler import Amounts, GpuShares, Ledger
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import Schedule, draw
-from zcactor.simulation.workloads import resources
 
 SCHEDULE = replace(draw(3, 3, 20.0, ("resources",), ("resources",)), faults=())
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
-from zcactor.simulation.workloads.restarts import Phoenix
+from simulation.run import Run
+from simulation.schedule import draw
+from simulation.workloads.restarts import Phoenix
 
 SCHEDULE = replace(draw(6, 3, 20.0, ("restarts",), ("restarts",)), faults=())
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from simulation.cluster import Cluster
+from simulation.network import Network
+from simulation.record import Record
+from simulation.trace import Trace
+from simulation.workloads.scene import Scene
+from simulation.world import World
 from zcactor.config import Config
 from zcactor.errors import ActorUnavailable, RemoteError, ZcactorError
-from zcactor.simulation.cluster import Cluster
-from zcactor.simulation.network import Network
-from zcactor.simulation.record import Record
-from zcactor.simulation.trace import Trace
-from zcactor.simulation.workloads.scene import Scene
-from zcactor.simulation.world import World
 
 
 def scene_of() -> Scene:

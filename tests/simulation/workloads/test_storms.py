@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from simulation.run import Run
+from simulation.schedule import draw
 from zcactor.execution.actor_runner import ActorRunner
-from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
 
 SCHEDULE = replace(draw(4, 3, 15.0, ("storms",), ("storms",)), faults=())
 

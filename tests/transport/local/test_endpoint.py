@@ -14,11 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.transport.local_arena import TOKEN, local_side, memfd, run_directory
-from tests.transport.outsiders import victim
-from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
-from zcactor.testing.conformance.connection import (
+from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
     MappingSuite,
@@ -29,6 +25,10 @@ from zcactor.testing.conformance.connection import (
     send,
     turns,
 )
+
+from tests.transport.local_arena import TOKEN, local_side, memfd, run_directory
+from tests.transport.outsiders import victim
+from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.transport.base import Connection
 from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.stream.handshake import HELLO_NBYTES, Handshake, HandshakeStatus, Introduction, refusal

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+from tests.conformance.connection import Recorder, put, send, turns
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.testing.conformance.connection import Recorder, put, send, turns
 from zcactor.transport.loopback.endpoint import LoopbackConnection, LoopbackFaults, loopback_pair
 
 

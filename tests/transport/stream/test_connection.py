@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.conformance.connection import Recorder, put, send, turns
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.testing.conformance.connection import Recorder, put, send, turns
 from zcactor.transport.base import PeerInfo
 from zcactor.transport.stream import record_layer
 from zcactor.transport.stream.connection import StreamConnection

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable
 
 import pytest
+from tests.conformance.connection import turns
 
 from tests.transport.local_arena import TOKEN
 from zcactor.errors import AuthenticationError
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.base import Connection
 from zcactor.transport.loopback.endpoint import loopback_pair
 from zcactor.transport.stream.endpoint import EndpointContext, ListeningEndpoint

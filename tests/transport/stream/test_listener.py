@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.conformance.connection import Recorder, connect, finish, send, turns
 
 from tests.transport.local_arena import local_side, run_directory
 from tests.transport.outsiders import ANSWERS, STRANGERS, rest
 from zcactor.errors import ConnectionLost
-from zcactor.testing.conformance.connection import Recorder, connect, finish, send, turns
 from zcactor.transport.base import Connection
 from zcactor.transport.local import unix
 from zcactor.transport.local.endpoint import LocalEndpoint

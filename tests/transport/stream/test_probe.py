@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.conformance.connection import turns
 
 from tests.transport.local_arena import TOKEN
 from tests.transport.outsiders import server
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.base import Connection
 from zcactor.transport.stream import handshake_io
 from zcactor.transport.stream.handshake import HELLO_NBYTES, HandshakeStatus, refusal

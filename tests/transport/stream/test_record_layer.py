@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.conformance.connection import turns
 
 from zcactor.errors import ConnectionLost, ForkedProcess, ProtocolError
 from zcactor.native import hot
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.stream import aes, handshake_io, record_layer
 from zcactor.transport.stream.record_layer import (
     CONTROL_NBYTES,

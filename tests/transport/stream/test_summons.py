@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.conformance.connection import turns
 
 from tests.transport.certificates import Authority
 from tests.transport.local_arena import TOKEN
 from tests.transport.stream.test_head_word import both_ends
 from tests.transport.tcp_arena import tcp_listener, tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.stream.handshake import Purpose
 from zcactor.transport.stream.head_word import say
 from zcactor.transport.stream.summons import summon, take_summons

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 from cryptography.x509 import InvalidVersion
+from tests.conformance.connection import turns
 
 from tests.transport.certificates import DAY, Authority
 from tests.transport.local_arena import TOKEN
 from tests.transport.outsiders import STRANGERS, rest, server
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.stream import handshake_io
 from zcactor.transport.stream import listener as door
 from zcactor.transport.stream.handshake import PYTHON, HandshakeStatus, preamble, refusal

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.conformance.connection import ARENA_NBYTES, Recorder, put, send, turns
 
 from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.peers.losses import ended_there
-from zcactor.testing.conformance.connection import ARENA_NBYTES, Recorder, put, send, turns
 from zcactor.transport.base import PeerInfo, RemoteRegion
 from zcactor.transport.tcp.connection import TcpConnection
 from zcactor.transport.tcp.data import REQUEST, Channel

@@ -12,13 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-
-from tests.transport.local_arena import TOKEN, memfd
-from tests.transport.outsiders import ANSWERS, STRANGERS, Relay, rest, victim
-from tests.transport.tcp_arena import tcp_side
-from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
-from zcactor.node.agent_main import raise_descriptor_limit
-from zcactor.testing.conformance.connection import (
+from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
     PullingSuite,
@@ -30,6 +24,12 @@ from zcactor.testing.conformance.connection import (
     send,
     turns,
 )
+
+from tests.transport.local_arena import TOKEN, memfd
+from tests.transport.outsiders import ANSWERS, STRANGERS, Relay, rest, victim
+from tests.transport.tcp_arena import tcp_side
+from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
+from zcactor.node.agent_main import raise_descriptor_limit
 from zcactor.transport.base import LENGTH_PREFIX, Connection, RemoteRegion
 from zcactor.transport.stream import handshake_io, record_layer
 from zcactor.transport.stream import listener as door

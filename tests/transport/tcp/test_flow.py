@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conformance.connection import PullKeeper
 
 from zcactor.errors import ObjectLost, ProtocolError
-from zcactor.testing.conformance.connection import PullKeeper
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.tcp import crew
 from zcactor.transport.tcp import flow as module

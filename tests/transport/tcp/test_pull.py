@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from tests.conformance.connection import PullKeeper, turns
 
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.testing.conformance.connection import PullKeeper, turns
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.tcp import crew
 from zcactor.transport.tcp import pull as tcp_pull

@@ -11,12 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.transport.local_arena import memfd
-from tests.transport.outsiders import Relay, victim
-from tests.transport.tcp_arena import tcp_side
-from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.testing.conformance.connection import (
+from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
     PullingSuite,
@@ -28,6 +23,11 @@ from zcactor.testing.conformance.connection import (
     send,
     turns,
 )
+
+from tests.transport.local_arena import memfd
+from tests.transport.outsiders import Relay, victim
+from tests.transport.tcp_arena import tcp_side
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.tcp import pull as tcp_pull
 from zcactor.transport.tcp import tls_connection

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
-from tests.transport.local_arena import TOKEN, memfd
-from zcactor.testing.conformance.connection import (
+from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
     Recorder,
@@ -23,6 +21,8 @@ from zcactor.testing.conformance.connection import (
     send,
     turns,
 )
+
+from tests.transport.local_arena import TOKEN, memfd
 from zcactor.testing.plugin import make_fabric
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.driver.base import Binding, Completion

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conformance.connection import ConnectedPair, Recorder, Side, send, turns
 
 from tests.transport.tcp_arena import tcp_side
 from tests.transport.verbs.sides import (
@@ -23,7 +24,6 @@ from tests.transport.verbs.sides import (
     works,
 )
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
-from zcactor.testing.conformance.connection import ConnectedPair, Recorder, Side, send, turns
 from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.stream.record_layer import SealedSocket
 from zcactor.transport.stream.tls import load_tls

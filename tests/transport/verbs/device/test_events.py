@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.conformance.connection import ConnectedPair, Recorder, region, send, turns
 
 from tests.transport.verbs.parts import SLOT, engine_on
 from tests.transport.verbs.sides import device_of, endpoint_of, engine_of, fake_sides
 from zcactor.errors import ConnectionLost
 from zcactor.testing import until
-from zcactor.testing.conformance.connection import ConnectedPair, Recorder, region, send, turns
 from zcactor.transport.base import Connection
 from zcactor.transport.verbs.device import events
 from zcactor.transport.verbs.driver.base import Gid

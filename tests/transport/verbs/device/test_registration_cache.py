@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.conformance.connection import turns
 
 from tests.transport.verbs.parts import arena as make_arena
 from tests.transport.verbs.parts import open_device
 from tests.transport.verbs.sides import Arena
 from zcactor.errors import OutOfMemory
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.verbs.device.registration_cache import ExtentTable
 from zcactor.transport.verbs.driver.fake import FakeDevice, FakeFabric
 

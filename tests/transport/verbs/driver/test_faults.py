@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.conformance.connection import ARENA_NBYTES, PullKeeper, Side, region, send, turns
 
 from tests.transport.verbs.sides import engine_of, fake_sides
 from zcactor.errors import ConnectionLost, ObjectLost
-from zcactor.testing.conformance.connection import ARENA_NBYTES, PullKeeper, Side, region, send, turns
 from zcactor.transport import Connection
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.driver.codes import CompletionStatus, EventType, QpState

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.conformance.connection import turns
 
 from tests.transport.verbs.parts import EAGER, SLOT, Memory, engine_on
 from zcactor.errors import ConnectionLost, ObjectLost
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.device.sizing import MAX_READS

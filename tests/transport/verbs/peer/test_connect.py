@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.conformance.connection import Side, turns
 
 from tests.transport.verbs.parts import arena
 from tests.transport.verbs.sides import device_of, endpoint_of, engine_of, fake_sides, fell_back, joined, works
-from zcactor.testing.conformance.connection import Side, turns
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.peer import connect as joining
 from zcactor.transport.verbs.peer.connection import VerbsConnection

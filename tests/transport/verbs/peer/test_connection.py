@@ -18,6 +18,20 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
+from tests.conformance.connection import (
+    ARENA_NBYTES,
+    ConnectedPair,
+    PullingSuite,
+    PullKeeper,
+    Recorder,
+    Side,
+    connect,
+    finish,
+    put,
+    region,
+    send,
+    turns,
+)
 
 from tests.transport.verbs.entitlements import Entitlements
 from tests.transport.verbs.sides import (
@@ -33,20 +47,6 @@ from tests.transport.verbs.sides import (
     works,
 )
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
-from zcactor.testing.conformance.connection import (
-    ARENA_NBYTES,
-    ConnectedPair,
-    PullingSuite,
-    PullKeeper,
-    Recorder,
-    Side,
-    connect,
-    finish,
-    put,
-    region,
-    send,
-    turns,
-)
 from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.verbs.device import bounce, engine
 from zcactor.transport.verbs.device.registration_cache import ExtentTable

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.conformance.connection import ConnectedPair, Recorder
 
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.testing.conformance.connection import ConnectedPair, Recorder
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.peer.connection import GpuReading

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from tests.conformance.connection import (
+    ConnectedPair,
+    Recorder,
+    send,
+    turns,
+)
 
 from tests.transport.verbs.peer.test_connection import ends
 from tests.transport.verbs.sides import (
     engine_of,
 )
 from zcactor.errors import ProtocolError
-from zcactor.testing.conformance.connection import (
-    ConnectedPair,
-    Recorder,
-    send,
-    turns,
-)
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.driver.fake_queues import FakeSharedReceiveQueue
 

@@ -10,11 +10,11 @@ import socket
 from typing import Any
 
 import pytest
+from tests.conformance.connection import Side, turns
 
 from tests.transport.local_arena import TOKEN
 from tests.transport.verbs.sides import endpoint_of, engine_of
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.testing.conformance.connection import Side, turns
 from zcactor.transport.base import Connection
 from zcactor.transport.stream import handshake_io
 from zcactor.transport.stream.handshake import Handshake, Introduction, Purpose

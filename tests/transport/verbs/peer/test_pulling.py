@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.conformance.connection import turns
 
 from tests.transport.verbs.parts import Memory, Wire
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.device.sizing import MAX_READS
 from zcactor.transport.verbs.device.slots import SlotArea

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.conformance.connection import ConnectedPair, Recorder, Side
 
 from tests.transport.verbs.sides import joined, verbs_side
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.testing.conformance.connection import ConnectedPair, Recorder, Side
 from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.verbs.driver.fake import FakeFabric

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.conformance.connection import put, send
 
 from tests.transport.verbs.parts import Memory, Wire
 from zcactor.errors import ConnectionLost
-from zcactor.testing.conformance.connection import put, send
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.credits import RESERVED, Credits
 from zcactor.transport.stream.record_layer import RECORD_NBYTES, Exporter

@@ -1,6 +1,0 @@
-"""A deterministic simulation: many processes of the package in one, on a virtual clock, decided by one number.
-
-Agents, workers, sessions, mailboxes, credits, lease tables, heaps and the marshaller are the package's own. Their
-surroundings are simulated: time and threads (`zcactor.simulation.loop`, `crew`), the network (`network`, `connection`,
-`endpoint`), forks (`workers`) and hosts (`cluster`). ``python -m zcactor.simulation --seed 42`` plays one run.
-"""
