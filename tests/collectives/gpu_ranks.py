@@ -248,6 +248,11 @@ class GpuRank:
             groups.forget(key)
         await other.stats()
 
+    def kept_connections(self) -> int:
+        """The number of reasons to keep connections to other processes."""
+        process: Any = current()
+        return sum(process.sessions.kept.values())
+
     def never(self) -> Any:
         """An array that is not computed while this actor lives."""
         self.gate = threading.Event()

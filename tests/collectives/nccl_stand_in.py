@@ -210,6 +210,8 @@ class StandIn:
             gate.set()
 
     def destroy(self) -> None:
+        if self._nccl.fails == "destroy":
+            raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: it does not end")
         self._end("destroyed")
 
     # ---- the exchange
@@ -220,6 +222,8 @@ class StandIn:
         self.was_ended.set()
 
     def _call(self, kind: str, facts: tuple[Any, ...], *places: int) -> None:
+        if self.ended:
+            raise RuntimeError(f"NCCL_ERROR_INVALID_ARGUMENT: the communicator is {self.ended}")
         if self._nccl.fails == kind:
             raise RuntimeError(f"NCCL_ERROR_INTERNAL_ERROR: {kind} failed")
         self.calls.append(kind)
@@ -243,6 +247,8 @@ class StandIn:
         driver.record(device, read, stream)
         gate = threading.Event()
         self._gates.append(gate)
+        if self.ended:  # since this began
+            gate.set()
         driver.hold(device, lane, gate.is_set)
         driver.record(device, written, lane)
         driver.wait(device, stream, written)

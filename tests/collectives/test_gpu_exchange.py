@@ -258,6 +258,20 @@ async def test_the_last_value_of_a_group_destroys_after_all_work() -> None:
         assert [await actor.ends() for actor in actors] == [["destroyed"], ["destroyed"]]
 
 
+async def test_a_communicator_that_does_not_end_keeps_no_connections() -> None:
+    async with gpu_ranks(2) as (first, actors):
+        before = [await actor.kept_connections() for actor in actors]
+        group = await zc.group(actors)
+        assert group != first
+        await zc.get([actor.call(group, "allreduce", ONES) for actor in actors], timeout=30)
+        for actor in actors:
+            await actor.fail("destroy")
+        del group
+        async with asyncio.timeout(30):
+            while [await actor.kept_connections() for actor in actors] != before:
+                await asyncio.sleep(0.01)
+
+
 async def test_a_rank_that_hears_of_the_end_from_another_one_does_its_work() -> None:
     async with gpu_ranks(2) as (group, actors):
         await zc.get([actor.hold_and_reduce(group) for actor in actors], timeout=30)

@@ -34,7 +34,7 @@ def add(reader: EventPages, owner: EventPages, pid: int) -> None:
 
 def test_an_event_from_process_to_process(both: tuple[EventPages, EventPages]) -> None:
     owner, reader = both
-    slot = owner.take(0)
+    slot = owner.take()
     exported = owner.export(slot)
     there = reader.open(exported)
     assert not (there.done() or there.passed() or there.lost() or slot.done())
@@ -42,23 +42,23 @@ def test_an_event_from_process_to_process(both: tuple[EventPages, EventPages]) -
     assert there.done() and there.passed() and not there.lost() and slot.done()
     assert slot.nbytes_before == 8 * slot.at
     for _ in range(2 * PLACES):
-        owner.take(0).finish()
+        owner.take().finish()
     assert there.done(), "its place serves others"
     assert reader.open(exported).done()
 
 
 def test_places_are_used_again_when_their_work_is_done(both: tuple[EventPages, EventPages]) -> None:
     owner, _ = both
-    slots = [owner.take(0) for _ in range(PLACES)]
+    slots = [owner.take() for _ in range(PLACES)]
     assert len({slot.at for slot in slots}) == PLACES
     with pytest.raises(Refused, match="510 exported events") as caught:
-        owner.take(0)
+        owner.take()
     assert caught.value.code == CudaCode.NOT_SUPPORTED
     slots[7].finish()
-    again = owner.take(0)
+    again = owner.take()
     assert (again.at, again.number) == (slots[7].at, slots[7].number + 1) and slots[7].done() and not again.done()
     owner.give_up(again)
-    assert owner.take(0).at == again.at
+    assert owner.take().at == again.at
 
 
 def test_a_process_that_ends(both: tuple[EventPages, EventPages]) -> None:
@@ -66,7 +66,7 @@ def test_a_process_that_ends(both: tuple[EventPages, EventPages]) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         add(reader, owner, child.pid)
         add(reader, owner, child.pid)
-        slots = owner.take(0), owner.take(0)
+        slots = owner.take(), owner.take()
         done, lost = (reader.open(owner.export(slot)) for slot in slots)
         slots[0].finish()
         assert not lost.lost() and not reader.ended()
@@ -88,7 +88,7 @@ def test_a_process_that_ends(both: tuple[EventPages, EventPages]) -> None:
 
 def test_handles_that_mean_nothing(both: tuple[EventPages, EventPages]) -> None:
     owner, reader = both
-    exported = owner.export(owner.take(0))
+    exported = owner.export(owner.take())
     assert len(exported) == EVENT_NBYTES
     place, number = exported[24:28], exported[28:36]
     for wrong in (
@@ -136,8 +136,8 @@ def test_a_promise(both: tuple[EventPages, EventPages], done: bool) -> None:
     with pytest.raises(Refused, match="promised"):
         owner.keep(slot, done=done)
     owner.leave(slot)
-    places = {owner.take(0).at for _ in range(PLACES - (not done))}
+    places = {owner.take().at for _ in range(PLACES - (not done))}
     assert (slot.at in places) == done, "a place whose event was lost serves no other"
     with pytest.raises(Refused, match="510"):
-        owner.take(0)
+        owner.take()
     assert there.done() == done

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.device_peer import read, write
-from tests.device.helpers import fetched, opened
+from tests.conformance.device_peer import read, until_done, write
+from tests.device.helpers import fetched, held, opened
 from zcactor.device.imports import ImportedExtent, Imports
 from zcactor.device.memory import DeviceBlock
 from zcactor.device.store import DeviceStore
@@ -125,6 +125,25 @@ def test_a_failure_leaves_nothing_mapped(call: str) -> None:
         looked(ours)
         assert len(os.listdir("/proc/self/fd")) <= before
         assert ours.imports.add(OWNER, answer) == "" and ours.imports.find(OWNER, block.offset, 1) is not None
+
+
+def test_an_event_that_was_dropped_may_be_asked_for_at_once(stores: tuple[DeviceStore, DeviceStore]) -> None:
+    """Before the loop looks after the end of the first one."""
+    ours, theirs = stores
+    block = DeviceBlock(theirs.gpu(0), 100)
+    assert ours.imports.add(OWNER, fetched(theirs, block.offset)) == ""
+    with held(theirs.driver):
+        theirs.driver.fill(0, block.address, b"a", 100, 0)
+        moment = theirs.gpu(0).events.record(0)
+        exported = theirs.driver.export_event(0, moment.event)
+        first = ours.imports.moment(OWNER, exported, ours.gpu(0))
+        assert not first.done()
+        del first
+        second = ours.imports.moment(OWNER, exported, ours.gpu(0))
+        looked(ours)
+        assert not second.done()
+    until_done(theirs.driver, 0, moment.event)
+    assert second.done()
 
 
 def test_events_that_do_not_exist(stores: tuple[DeviceStore, DeviceStore]) -> None:

@@ -61,10 +61,12 @@ def device_opener(
 
 
 def _broke(driver: GpuDriver, tell: Callable[[DeviceError], object], error: DeviceError) -> None:
-    """Let peers know that no work of a GPU is done any more, though this process may go on."""
-    if error.device >= 0:
-        driver.lose_events(error.device)
-    tell(error)
+    """Let peers know that no work of a GPU is done any more, though this process may go on. Work of its other GPUs may
+    wait for that one's."""
+    try:
+        driver.lose_events()
+    finally:
+        tell(error)
 
 
 def _unless_gone(method: Callable[..., object] | None) -> Callable[..., None]:

@@ -32,6 +32,8 @@ __all__ = ["Exchanging", "GpuExchange", "GpuOutcome", "Queued", "exchange_of", "
 
 _LOOK: Final = 1.0
 """Seconds between looks at work that is not done: NCCL tells of a lost link or peer only where it is asked."""
+_QUESTIONS: Final = 100
+"""Number of times that a driver is asked which does not answer for a moment."""
 _FIRST_LOOK: Final = 0.001
 """Seconds to the first look at the work of a group that nobody holds any more. Each later one is after twice the time,
 up to `_LOOK`."""
@@ -72,10 +74,20 @@ class GpuOutcome(Moment):
     def is_lost(self) -> bool:
         """Whether the work was ended before it was done, or will be: the loop may wait for the work in this call, and
         cannot hear of the end of a rank then."""
-        exchange = None if self.exchange is None else self.exchange()
-        if exchange is not None and exchange.is_cut_off() and not self.done():
-            self.lost = True
+        if not (self.lost or self.done() or self.moment.is_unknown):
+            exchange = None if self.exchange is None else self.exchange()
+            self.lost = exchange is not None and exchange.is_cut_off()
         return self.lost
+
+    def lose(self) -> None:
+        """Note that the work was ended, unless it is done."""
+        with contextlib.suppress(DeviceError):  # a broken context does no work any more
+            for _ in range(_QUESTIONS):
+                if self.done():
+                    return
+                if not self.moment.is_unknown:
+                    break
+        self.lost = True
 
 
 class Queued(NamedTuple):
@@ -353,7 +365,7 @@ class GpuExchange:
 
     def _lose(self) -> None:
         for each in self._pending:
-            each.lost = each.lost or not _is_done(each)
+            each.lose()
         self._pending.clear()
 
     def is_cut_off(self) -> bool:
@@ -409,8 +421,10 @@ class GpuExchange:
             if self._aborted.wait(pause) or not self._check():
                 return
             pause = min(2 * pause, _LOOK)
-        self._give_up(lambda communicator: communicator.destroy())
-        self._call(self._settle)
+        try:
+            self._give_up(lambda communicator: communicator.destroy())
+        finally:
+            self._call(self._settle)
 
     def _give_up(self, end: Callable[[Communicator], None]) -> None:
         """Let one thread end the communicator, by whichever call comes first."""

@@ -291,9 +291,9 @@ class GpuDriver(Protocol):
                 events is not done.
         """
 
-    def lose_events(self, device: int) -> None:
-        """Let everybody go on who waits for exported work of a GPU whose context is broken: the work is never done.
-        Promised events stay as they are. Idempotent."""
+    def lose_events(self) -> None:
+        """Let everybody go on who waits for exported work that is not done, as the context of a GPU is broken. Promised
+        events stay as they are. Idempotent; nothing where events are not shared."""
 
     def open_event(self, device: int, exported: bytes) -> int:
         """Open another process's event, whose page was added.

@@ -125,6 +125,7 @@ class EventSlot:
     at: int
     """The index of the word."""
     number: int
+    promised: bool = False
 
     @property
     def nbytes_before(self) -> int:
@@ -165,8 +166,7 @@ class EventPages:
         self._fd = -1
         self._own: EventPage | None = None
         self._free: deque[int] = deque(range(_FIRST, _FIRST + _PLACES))
-        self._taken: deque[tuple[EventSlot, int]] = deque()
-        """The places in use, with their GPUs."""
+        self._taken: deque[EventSlot] = deque()
         self._others: dict[bytes, EventPage] = {}
 
     def _page(self) -> EventPage:
@@ -181,31 +181,31 @@ class EventPages:
         self._page()
         return os.dup(self._fd)
 
-    def take(self, device: int) -> EventSlot:
-        """Take a place, until `EventSlot.finish`, for work of a GPU; -1 where `keep` tells the outcome.
+    def take(self, *, promised: bool = False) -> EventSlot:
+        """Take a place, until `EventSlot.finish`; `promised` where `keep` tells the outcome.
 
         Raises:
             Refused: none is left: the work of as many events is not done as there are places.
         """
         page = self._page()
         waiting, self._taken = self._taken, deque()
-        for slot, of in waiting:
+        for slot in waiting:
             if slot.done():
                 self._free.append(slot.at)
             else:
-                self._taken.append((slot, of))
+                self._taken.append(slot)
         if not self._free:
             reason = f"the work of {_PLACES} exported events is not done, and there are no more places"
             raise Refused(CudaCode.NOT_SUPPORTED, reason)
         at = self._free.popleft()
-        slot = EventSlot(page, at, int(page.words[at]) + 1)
-        self._taken.append((slot, device))
+        slot = EventSlot(page, at, int(page.words[at]) + 1, promised)
+        self._taken.append(slot)
         return slot
 
-    def lose(self, device: int) -> None:
-        """Let everybody go on who waits for work of a GPU whose context is broken. Idempotent."""
-        for slot, of in self._taken:
-            if of == device and not slot.passed():
+    def lose(self) -> None:
+        """Let everybody go on who waits for work of this process that is not done. Idempotent."""
+        for slot in self._taken:
+            if not (slot.promised or slot.passed()):
                 slot.lose()
 
     def promise(self) -> EventSlot:
@@ -214,7 +214,7 @@ class EventPages:
         Raises:
             Refused: see `take`.
         """
-        slot = self.take(-1)
+        slot = self.take(promised=True)
         slot.page.users += 1
         return slot
 
@@ -233,7 +233,7 @@ class EventPages:
 
     def give_up(self, slot: EventSlot) -> None:
         """Undo `take`, as nobody will write the number."""
-        self._taken = deque(each for each in self._taken if each[0] is not slot)
+        self._taken.remove(slot)
         self._free.append(slot.at)
 
     def export(self, slot: EventSlot) -> bytes:

@@ -95,6 +95,11 @@ class Moment:
                     raise
         return self._done
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the driver gave no answer when it was asked last."""
+        return self._refused_at > 0
+
     def order(self, device: int, stream: int) -> None:
         """Let later work on a stream begin after this work. Nobody waits on the host.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -14,6 +15,7 @@ from zcactor.errors import DeviceError, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zcactor.device.driver import GpuDriver
     from zcactor.device.memory import GpuMemory
     from zcactor.transport.local.extents import ExtentReply, RemoteExtent
 
@@ -33,7 +35,7 @@ class ImportedExtent:
     """
 
     __slots__ = (
-        "__weakref__", "_handle", "_room", "address", "gpu", "is_hidden", "leases", "nbytes", "offset", "readonly",
+        "__weakref__", "_undo", "address", "gpu", "is_hidden", "leases", "nbytes", "offset", "readonly",
     )  # fmt: skip
 
     def __init__(self, gpu: GpuMemory, remote: RemoteExtent) -> None:
@@ -45,28 +47,31 @@ class ImportedExtent:
         self.nbytes: Final = nbytes
         self.leases: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
         """The leases on objects in it, by their ids as Python objects."""
-        self._room = 0
-        self.address = 0
-        self._handle = driver.import_(device, remote.fd, nbytes, remote.uuid)
-        self._room = driver.reserve(device, nbytes)
-        self.readonly = driver.map(device, self._room, self._handle, nbytes, False)
-        self.address = self._room
+        undo = partial(_undo, driver, device, nbytes)
+        handle = driver.import_(device, remote.fd, nbytes, remote.uuid)
+        self._undo = partial(undo, handle, 0, 0)
+        room = driver.reserve(device, nbytes)
+        self._undo = partial(undo, handle, room, 0)
+        self.readonly: Final = driver.map(device, room, handle, nbytes, False)
+        self.address: Final = room
+        self._undo = partial(undo, handle, room, room)
 
     def __del__(self) -> None:
-        if hasattr(self, "_handle"):  # no global name: the interpreter may be ending
-            self.gpu.tending.when_done([], self._undo)
+        undo = getattr(self, "_undo", None)
+        if undo is not None:  # it names no module, as the interpreter may be ending, and does not keep this object
+            self.gpu.tending.when_done([], undo)
 
-    def _undo(self) -> None:
-        """Undo the import, as far as it went. A step that fails leaves its own part, as there is no caller to tell."""
-        driver, device, nbytes = self.gpu.driver, self.gpu.index, self.nbytes
-        if self.address:
-            with contextlib.suppress(DeviceError):
-                driver.unmap(device, self.address, nbytes)
+
+def _undo(driver: GpuDriver, device: int, nbytes: int, handle: int, room: int, address: int) -> None:
+    """Undo an import, as far as it went. A step that fails leaves its own part, as there is no caller to tell."""
+    if address:
         with contextlib.suppress(DeviceError):
-            driver.release(device, self._handle)
-        if self._room:
-            with contextlib.suppress(DeviceError):
-                driver.unreserve(device, self._room, nbytes)
+            driver.unmap(device, address, nbytes)
+    with contextlib.suppress(DeviceError):
+        driver.release(device, handle)
+    if room:
+        with contextlib.suppress(DeviceError):
+            driver.unreserve(device, room, nbytes)
 
 
 class OpenEvent:
@@ -81,6 +86,7 @@ class OpenEvent:
     def __init__(self, gpu: GpuMemory, event: int) -> None:
         self.gpu: Final = gpu
         self.event: Final = event
+        self._end: Final = partial(_end_event, gpu.driver, gpu.index, event)
 
     def moment(self) -> Moment:
         """The moment of the event, which may be lost."""
@@ -94,11 +100,12 @@ class OpenEvent:
         return EVERYWHERE
 
     def __del__(self) -> None:
-        self.gpu.tending.when_done([], self._end)  # no global name: the interpreter may be ending
+        self.gpu.tending.when_done([], self._end)  # as for an extent
 
-    def _end(self) -> None:
-        with contextlib.suppress(DeviceError):  # there is no caller to tell
-            self.gpu.driver.end_event(self.gpu.index, self.event)
+
+def _end_event(driver: GpuDriver, device: int, event: int) -> None:
+    with contextlib.suppress(DeviceError):  # there is no caller to tell
+        driver.end_event(device, event)
 
 
 class _Peer:

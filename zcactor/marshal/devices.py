@@ -223,7 +223,7 @@ def _event_of(devices: Any, block: DeviceBlock) -> bytes | None:
             if error.code != CudaCode.NOT_SUPPORTED:  # the work of too many exported events is not done
                 raise
         else:
-            if block.told is None:
+            if block.told is None and moment.lane != OTHERS:  # of a promise the relay tells the outcome
                 block.gpu.tending.watch(moment)
             block.told = moment  # the next reader waits for the same event
             return exported

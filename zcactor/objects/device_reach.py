@@ -265,7 +265,9 @@ class DeviceReach:
                 except (ConnectionLost, OSError):  # the bytes may still come through host memory
                     return
                 reason = await asyncio.to_thread(imports.add, lease.owner, answer)
-                if self._extent(lease) is None:
+                if self._extent(lease) is not None:
+                    self.rejected.pop(_gpu_of(lease), None)
+                else:
                     self.rejected.note(_gpu_of(lease), reason or "the owner does not export its memory")
 
     def tell_gone(self, readers: set[bytes], place: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 
 import pytest
 
@@ -53,12 +52,12 @@ def test_exported_records() -> None:
     os.close(process)
     event = events.make()
     first = events.begin(event)
-    opened = reader.open(events.export(event, 0))
+    opened = reader.open(events.export(event))
     second = events.begin(event)
-    later = reader.open(events.export(event, 0))
+    later = reader.open(events.export(event))
     passed = reader.passed(later)
     assert passed is not None and not passed() and not reader.done(opened)
-    for call in (reader.begin, partial(reader.export, device=0)):
+    for call in (reader.begin, reader.export):
         with pytest.raises(Refused, match="only the process that made an event"):
             call(later)
     events.finish(event, first)
@@ -77,7 +76,7 @@ def test_exported_records() -> None:
 
 def test_handles_that_mean_nothing() -> None:
     events = FakeEvents()
-    for wrong in (bytes(EVENT_NBYTES), events.export(events.make(), 0)):
+    for wrong in (bytes(EVENT_NBYTES), events.export(events.make())):
         with pytest.raises(Refused) as caught:
             events.open(wrong)
         assert caught.value.code == CudaCode.INVALID_HANDLE

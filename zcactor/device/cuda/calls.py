@@ -128,7 +128,7 @@ class CudaCalls:
         self.check_process()
         if not self.contexts and int(self.ask(name, -1, "cuCtxGetCurrent")):
             return _Current(name, -1, self.api, False, True)
-        return self.current(name, next(iter(self.contexts), 0))
+        return self.current(name, min(self.contexts, default=0))
 
     def _context(self, call: str, device: int) -> Any:
         contexts = self.contexts

@@ -163,7 +163,7 @@ class CudaFlags:
         with self._lock:
             slot = self._find(event) if event < 0 else self._exported.get(event)
             if slot is None:
-                slot = self._pages.take(device)
+                slot = self._pages.take()
                 try:
                     address = self._reach(slot.page) + slot.nbytes_before
                     stream = self._writer(device)
@@ -185,10 +185,10 @@ class CudaFlags:
         writers.append(int(self._cuda.ask("export_event", device, "cuStreamCreate", beside)))
         return writers[-1]
 
-    def lose(self, device: int) -> None:
+    def lose(self) -> None:
         """See `zcactor.device.driver.GpuDriver.lose_events`."""
         with self._lock:
-            self._pages.lose(device)
+            self._pages.lose()
 
     def forget(self, event: int) -> None:
         """Forget an event of this process, which is recorded again or has ended. Peers wait for what they know."""

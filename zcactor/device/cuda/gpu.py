@@ -463,9 +463,10 @@ class CudaGpuDriver:
                 self._state.events.check(event)
             return flags.export(device, event)
 
-    def lose_events(self, device: int) -> None:
-        with self._cuda.named("lose_events", device):
-            self._flags().lose(device)
+    def lose_events(self) -> None:
+        self._cuda.check_process()
+        if self.shared_events:
+            self._flags().lose()
 
     def open_event(self, device: int, exported: bytes) -> int:
         with self._cuda.current("open_event", device):

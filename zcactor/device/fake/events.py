@@ -124,24 +124,24 @@ class FakeEvents:
                 page.close()
             self._pages.add(fd, process)
 
-    def export(self, event: int, device: int) -> bytes:
+    def export(self, event: int) -> bytes:
         """Export the last record of an event of this process."""
         with self._lock:
             found = self._find(event)
             if isinstance(found, EventSlot):
                 return self._pages.export(found)
             if found.exported is None:
-                found.exported = self._pages.take(device)
+                found.exported = self._pages.take()
                 if found.recorded in found.pending:
                     self._promised[event, found.recorded] = found.exported
                 else:
                     found.exported.finish()
             return self._pages.export(found.exported)
 
-    def lose(self, device: int) -> None:
+    def lose(self) -> None:
         """See `zcactor.device.driver.GpuDriver.lose_events`."""
         with self._lock:
-            self._pages.lose(device)
+            self._pages.lose()
 
     def promise(self) -> int:
         """Make an event that is not recorded."""

@@ -332,11 +332,11 @@ class FakeGpuDriver:
     def export_event(self, device: int, event: int) -> bytes:
         with self._call("export_event", device):
             self._check_shared()
-            return self._events.export(event, device)
+            return self._events.export(event)
 
-    def lose_events(self, device: int) -> None:
-        with self._call("lose_events"):  # the context is broken
-            self._events.lose(device)
+    def lose_events(self) -> None:
+        with self._call("lose_events"):
+            self._events.lose()
 
     def open_event(self, device: int, exported: bytes) -> int:
         with self._call("open_event", device):
