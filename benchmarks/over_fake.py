@@ -11,11 +11,10 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from tests.conformance.connection import Recorder
-
 from benchmarks.harness import Measurement, Scale, at_most, spread
 from benchmarks.machine import cores
 from benchmarks.paired import ROOT, Side, launches
+from tests.conformance.connection import Recorder
 from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from tests.transport.verbs.sides import Arena, device_of, engine_of, joined, verbs_side
 from zcactor.transport.base import RemoteRegion

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from tests.conformance.connection import Recorder
 
 import zcactor as zc
 from benchmarks.harness import Measurement, Scale, at_most, exactly, spread
 from benchmarks.machine import descriptors
+from tests.conformance.connection import Recorder
 from tests.transport.tcp_arena import tcp_side
 from zcactor.process import context
 from zcactor.transport.base import RemoteRegion

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from tests.conformance.device import GpuDriverSuite
 
+from tests.conformance.device import GpuDriverSuite
 from tests.device.helpers import drawn_options
 from zcactor.device.fake import FakeGpuDriver
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -425,6 +426,24 @@ async def test_an_import_that_was_refused_is_tried_again(monkeypatch: pytest.Mon
             assert (zc.to_host(x) == extents).all() and zc.stats().device_extents == extents
             assert bool(reach.rejected) == (not extents)
             del x
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+async def test_descriptors_at_their_limit(left: int) -> None:
+    async with running(), asyncio.timeout(60):
+        actor = await spawned()
+        assert (
+            (await actor.seen(zc.full(1000, 2, "u1", device="cuda")))[1] == 2
+        ).all()  # it has imported what it needs
+        await actor.leave_descriptors(left)
+        x = zc.full(1000, 3, "u1", device="cuda:1")
+        with contextlib.suppress(zc.OutOfMemory, zc.ObjectLost):  # no memory of the fake, or no module, can be opened
+            assert ((await actor.seen(x))[1] == 3).all()
+        with contextlib.suppress(zc.OutOfMemory, zc.ObjectLost):
+            assert (zc.to_host(await actor.full(1000, 4)) == 4).all()
+        await actor.restore_descriptors()
+        assert ((await actor.seen(x))[1] == 3).all()
+        assert (zc.to_host(await actor.full(1000, 4)) == 4).all()
 
 
 async def test_the_owner_dies() -> None:

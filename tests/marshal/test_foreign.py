@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import pytest
 import zcactor as zc
 from tests.actors_gpu import Box, Gpus
 from tests.device.foreigners import Array, Interfaced, Packed, Parameter, Tensor, jax_like, library, outside, torch_like
-from tests.device.helpers import array_on, held, opened, seen
+from tests.device.helpers import array_on, held, opened, seen, settle
 from tests.marshal.wire import Wire
 from zcactor.device.array import DeviceArray
 from zcactor.device.interchange import tensor_of
@@ -97,6 +99,27 @@ def test_outside_of_the_store(wire: Wire) -> None:
         assert got[0].address != address and (seen(got[0]) == 7).all()
         counted = wire.left.copies.snapshot()
         assert (counted[OUTSIDE].count, counted[OUTSIDE].nbytes) == (1, 2400)
+
+
+def test_memory_outside_is_kept_until_it_is_copied(wire: Wire) -> None:
+    """Its library may give the memory back to the GPU with the last array, as by ``empty_cache``."""
+    with opened() as devices:
+        on(wire, devices)
+        gpu = devices.gpu(0)
+        address = outside(gpu)
+        with held(gpu.driver):
+            gpu.driver.fill(0, address, b"\7", 600, 0)
+            value = Interfaced(address, (600,), "|u1", stream=1)
+            kept = weakref.ref(value)
+            got = wire.send(value)
+            del value
+            devices.tending._look()
+            assert kept() is not None, "the copy is not done"
+        assert (seen(got) == 7).all()
+        settle(gpu.driver)
+        gc.collect()
+        devices.tending._look()
+        assert kept() is None
 
 
 def test_a_device_array_over_memory_outside(wire: Wire) -> None:

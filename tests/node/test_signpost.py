@@ -8,8 +8,8 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.local_arena import TOKEN
 from tests.transport.tcp_arena import tcp_listener
 from zcactor.errors import AuthenticationError, ConnectionLost

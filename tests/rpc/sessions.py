@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.conformance.connection import turns
 from tests.conformance.talk import RecordingHub
-
 from zcactor.errors import ObjectLost
 from zcactor.objectstore.ref import Region
 from zcactor.rpc.call import Call

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tests.conformance.connection import turns
 from tests.conformance.violations import Peer
-
 from tests.rpc.sessions import DEPTH, Hub, Pair, echo
 from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import Region

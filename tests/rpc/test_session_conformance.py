@@ -16,10 +16,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
 from tests.conformance.connection import connect, finish
 from tests.conformance.session import MappingSessionSuite, SessionSuite
 from tests.conformance.talk import DEPTH, STORE_NBYTES, WATCHDOG, Held, Talk, parts_of
-
 from tests.rpc.sessions import no_arena
 from tests.transport.verbs.sides import fake_sides
 from zcactor.errors import ConnectionLost

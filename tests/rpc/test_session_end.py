@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.rpc.sessions import DEPTH, Pair, echo
 from zcactor.errors import ConnectionLost
 from zcactor.rpc.call import Call, CallState

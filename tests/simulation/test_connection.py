@@ -9,6 +9,9 @@ import weakref
 from typing import Any
 
 import pytest
+
+from simulation.endpoint import SimEndpoint
+from simulation.network import Network
 from tests.conformance.connection import (
     ARENA_NBYTES,
     MappingSuite,
@@ -18,9 +21,6 @@ from tests.conformance.connection import (
     connect,
     send,
 )
-
-from simulation.endpoint import SimEndpoint
-from simulation.network import Network
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from tests.simulation.loops import MainLoop
 from zcactor.errors import ConnectionLost, ObjectLost

@@ -7,12 +7,12 @@ import secrets
 from typing import Any
 
 import pytest
-from tests.conformance.session import MappingSessionSuite, SessionSuite
-from tests.conformance.talk import DEPTH
 
 from simulation.endpoint import SimEndpoint
 from simulation.loop import SimLoop
 from simulation.network import Network
+from tests.conformance.session import MappingSessionSuite, SessionSuite
+from tests.conformance.talk import DEPTH
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from tests.simulation.loops import MainLoop
 from zcactor.objectstore.store import Store

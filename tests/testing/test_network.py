@@ -8,10 +8,10 @@ from contextvars import Context
 from typing import Any
 
 import pytest
+
 from tests.conformance.connection import ARENA_NBYTES, MappingSuite, Recorder, Side, put, send
 from tests.conformance.session import MappingSessionSuite
 from tests.conformance.talk import DEPTH
-
 from zcactor import ids
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.objectstore.arena import Arena

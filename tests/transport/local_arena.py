@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conformance.connection import ARENA_NBYTES, Side
-
 from zcactor.transport.local.endpoint import LocalEndpoint
 
 TOKEN = bytes(range(32))

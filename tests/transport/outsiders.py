@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 from tests.conformance.connection import Recorder, Side, send, turns
-
 from zcactor.transport.base import Connection
 from zcactor.transport.stream.handshake import HELLO_NBYTES, HandshakeStatus, preamble, refusal
 

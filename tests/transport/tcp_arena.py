@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from tests.conformance.connection import ARENA_NBYTES, Side, turns
-
 from tests.transport.local_arena import TOKEN, memfd
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.stream.tls import load_tls

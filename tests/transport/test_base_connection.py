@@ -7,8 +7,8 @@ import gc
 import weakref
 
 import pytest
-from tests.conformance.connection import Recorder, turns
 
+from tests.conformance.connection import Recorder, turns
 from zcactor.errors import ConnectionLost
 from zcactor.transport.base import Receiver
 from zcactor.transport.base_connection import BaseConnection

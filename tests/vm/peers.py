@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.conformance.connection import PullKeeper, Recorder, send
-
 from tests.transport.local_arena import TOKEN, memfd
 from tests.transport.verbs.sides import Arena, Whole
 from tests.vm.nursery import Child

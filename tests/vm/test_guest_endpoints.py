@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.connection import Recorder, put, send
 
+from tests.conformance.connection import Recorder, put, send
 from tests.transport.verbs.sides import device_sides, engine_of, joined, watch
 from tests.vm.guest import guest_only, resources
 from tests.vm.peers import (

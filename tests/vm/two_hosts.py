@@ -13,7 +13,6 @@ import json
 import sys
 
 from tests.conformance.connection import put, send
-
 from tests.vm.peers import ALL, Link, Node, same
 from zcactor.errors import ConnectionLost
 from zcactor.transport import RemoteRegion

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from zcactor.errors import DeviceError
@@ -12,10 +13,13 @@ from zcactor.errors import DeviceError
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.conformance.device_peer import mapped, write
 from tests.device.cuda.stand_in import StandIn
-from tests.device.helpers import looked_often
+from tests.device.helpers import looked_often, seen
+from zcactor.device.array import empty_array
 from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.driver import GpuDriver
 from zcactor.device.events import EventPool
+from zcactor.device.store import DeviceStore
+from zcactor.device.streams import GpuStream, streams
 from zcactor.device.tending import Tending
 from zcactor.device.work import LibraryLoan, Work
 from zcactor.testing import until
@@ -63,6 +67,25 @@ def test_a_stream_that_is_captured_is_refused(call: str) -> None:
     assert not caught.value.fatal and calls.is_valid
     calls.captured.clear()
     CALLS[call](driver, address, stream)
+
+
+def test_an_array_that_is_used_while_the_current_stream_is_captured() -> None:
+    calls = StandIn()
+    loop = asyncio.new_event_loop()
+    store = DeviceStore(CudaGpuDriver(calls), None, 0, loop)
+    x, stream = empty_array(store.gpu(0), (10,), np.dtype("u1")), GpuStream(store.gpu(0))
+    x.fill(1)
+    token = streams.set({0: stream.ptr})
+    calls.captured.add(calls._stream(stream.ptr))
+    for use in (lambda: x.fill(2), x.copy, lambda: x.copy_from(np.zeros(10, "u1"))):
+        with pytest.raises(DeviceError, match="before the capture or behind it"):
+            use()
+    assert calls.is_valid
+    calls.captured.clear()
+    x.fill(3)
+    assert seen(x).tolist() == [3] * 10
+    streams.reset(token)
+    loop.close()
 
 
 @pytest.mark.parametrize("version", [12000, 13000])

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from tests.conformance.device import GpuDriverSuite
 
+from tests.conformance.device import GpuDriverSuite
 from tests.conformance.device_peer import DevicePeer, finish, map_anew, mapped, read, until_done, write
 from zcactor.device.cuda import CudaGpuDriver
 from zcactor.device.driver import CudaCode

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
@@ -25,7 +26,6 @@ from tests.conformance.connection import (
     send,
     turns,
 )
-
 from tests.transport.local_arena import TOKEN, local_side, memfd, run_directory
 from tests.transport.outsiders import victim
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.conformance.connection import Recorder, put, send, turns
 
+from tests.conformance.connection import Recorder, put, send, turns
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.loopback.endpoint import LoopbackConnection, LoopbackFaults, loopback_pair
 

@@ -6,8 +6,8 @@ import ctypes
 import secrets
 
 import pytest
-from tests.conformance.connection import ARENA_NBYTES, MappingSuite, PullingSuite, Side
 
+from tests.conformance.connection import ARENA_NBYTES, MappingSuite, PullingSuite, Side
 from zcactor.transport.loopback.endpoint import LoopbackEndpoint, LoopbackNetwork
 
 

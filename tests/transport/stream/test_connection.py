@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.conformance.connection import Recorder, put, send, turns
 
+from tests.conformance.connection import Recorder, put, send, turns
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import PeerInfo
 from zcactor.transport.stream import record_layer

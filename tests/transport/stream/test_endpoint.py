@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.local_arena import TOKEN
 from zcactor.errors import AuthenticationError
 from zcactor.transport.base import Connection

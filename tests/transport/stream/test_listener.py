@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.conformance.connection import Recorder, connect, finish, send, turns
 
+from tests.conformance.connection import Recorder, connect, finish, send, turns
 from tests.transport.local_arena import local_side, run_directory
 from tests.transport.outsiders import ANSWERS, STRANGERS, rest
 from zcactor.errors import ConnectionLost

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.local_arena import TOKEN
 from tests.transport.outsiders import server
 from tests.transport.tcp_arena import tcp_side

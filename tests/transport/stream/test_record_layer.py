@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from zcactor.errors import ConnectionLost, ForkedProcess, ProtocolError
 from zcactor.native import hot
 from zcactor.transport.stream import aes, handshake_io, record_layer

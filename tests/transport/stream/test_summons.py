@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.certificates import Authority
 from tests.transport.local_arena import TOKEN
 from tests.transport.stream.test_head_word import both_ends

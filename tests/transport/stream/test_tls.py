@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from cryptography.x509 import InvalidVersion
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.certificates import DAY, Authority
 from tests.transport.local_arena import TOKEN
 from tests.transport.outsiders import STRANGERS, rest, server

@@ -18,8 +18,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
-from tests.conformance.connection import ARENA_NBYTES, ConnectedPair, Recorder, connect, finish, turns
 
+from tests.conformance.connection import ARENA_NBYTES, ConnectedPair, Recorder, connect, finish, turns
 from tests.transport.local_arena import memfd
 from tests.transport.outsiders import Relay
 from tests.transport.tcp_arena import tcp_side

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.conformance.connection import ARENA_NBYTES, Recorder, put, send, turns
 
+from tests.conformance.connection import ARENA_NBYTES, Recorder, put, send, turns
 from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.peers.losses import ended_there

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+
 from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
@@ -24,7 +25,6 @@ from tests.conformance.connection import (
     send,
     turns,
 )
-
 from tests.transport.local_arena import TOKEN, memfd
 from tests.transport.outsiders import ANSWERS, STRANGERS, Relay, rest, victim
 from tests.transport.tcp_arena import tcp_side

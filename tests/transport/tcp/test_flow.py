@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.conformance.connection import PullKeeper
 
+from tests.conformance.connection import PullKeeper
 from zcactor.errors import ObjectLost, ProtocolError
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.tcp import crew

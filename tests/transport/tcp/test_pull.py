@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from tests.conformance.connection import PullKeeper, turns
 
+from tests.conformance.connection import PullKeeper, turns
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.tcp import crew

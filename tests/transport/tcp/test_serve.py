@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.conformance.connection import ARENA_NBYTES, turns
 
+from tests.conformance.connection import ARENA_NBYTES, turns
 from tests.transport.local_arena import memfd
 from zcactor.transport.tcp import crew, serve
 from zcactor.transport.tcp import data as tcp_data

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
@@ -23,7 +24,6 @@ from tests.conformance.connection import (
     send,
     turns,
 )
-
 from tests.transport.local_arena import memfd
 from tests.transport.outsiders import Relay, victim
 from tests.transport.tcp_arena import tcp_side

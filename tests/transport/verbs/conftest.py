@@ -8,8 +8,8 @@ import random
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.conformance.connection import ARENA_NBYTES, ConnectedPair, Recorder, Side, connect, finish
 
+from tests.conformance.connection import ARENA_NBYTES, ConnectedPair, Recorder, Side, connect, finish
 from tests.transport.verbs.entitlements import entitlements
 from tests.transport.verbs.parts import SLOT, engine_on
 from tests.transport.verbs.sides import fake_sides

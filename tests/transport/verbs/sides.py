@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
@@ -21,7 +22,6 @@ from tests.conformance.connection import (
     send,
     turns,
 )
-
 from tests.transport.local_arena import TOKEN, memfd
 from zcactor.testing.plugin import make_fabric
 from zcactor.transport.verbs.device.engine import Engine

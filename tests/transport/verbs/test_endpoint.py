@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.connection import ConnectedPair, Recorder, Side, send, turns
 
+from tests.conformance.connection import ConnectedPair, Recorder, Side, send, turns
 from tests.transport.tcp_arena import tcp_side
 from tests.transport.verbs.sides import (
     device_of,

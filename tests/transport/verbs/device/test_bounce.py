@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from tests.conformance.connection import turns
-
 from tests.transport.verbs.parts import open_device
 from zcactor.transport.verbs.device.bounce import BOUNCE_NBYTES, Bounce
 from zcactor.transport.verbs.driver.fake import FakeFabric

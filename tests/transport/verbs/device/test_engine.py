@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.device.sizing import DEPTH, PROOF_NBYTES

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.conformance.connection import ConnectedPair, Recorder, region, send, turns
 
+from tests.conformance.connection import ConnectedPair, Recorder, region, send, turns
 from tests.transport.verbs.parts import SLOT, engine_on
 from tests.transport.verbs.sides import device_of, endpoint_of, engine_of, fake_sides
 from zcactor.errors import ConnectionLost

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.verbs.parts import arena as make_arena
 from tests.transport.verbs.parts import open_device
 from tests.transport.verbs.sides import Arena

@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.conformance.connection import ARENA_NBYTES, PullKeeper, Side, region, send, turns
 
+from tests.conformance.connection import ARENA_NBYTES, PullKeeper, Side, region, send, turns
 from tests.transport.verbs.sides import engine_of, fake_sides
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport import Connection

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.verbs.parts import EAGER, SLOT, Memory, engine_on
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport.base import RemoteRegion

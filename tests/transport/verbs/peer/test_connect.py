@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.conformance.connection import Side, turns
 
+from tests.conformance.connection import Side, turns
 from tests.transport.verbs.parts import arena
 from tests.transport.verbs.sides import device_of, endpoint_of, engine_of, fake_sides, fell_back, joined, works
 from zcactor.transport.verbs.driver.fake import FakeFabric

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
+
 from tests.conformance.connection import (
     ARENA_NBYTES,
     ConnectedPair,
@@ -32,7 +33,6 @@ from tests.conformance.connection import (
     send,
     turns,
 )
-
 from tests.transport.verbs.entitlements import Entitlements
 from tests.transport.verbs.sides import (
     SIDES,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.conformance.connection import ConnectedPair, Recorder
 
+from tests.conformance.connection import ConnectedPair, Recorder
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.driver.fake import FakeFabric

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.conformance.connection import (
     ConnectedPair,
     Recorder,
     send,
     turns,
 )
-
 from tests.transport.verbs.peer.test_connection import ends
 from tests.transport.verbs.sides import (
     engine_of,

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from zcactor.errors import ProtocolError
 from zcactor.transport.verbs.peer.bootstrap import (
     MAX_MESSAGE,

@@ -10,8 +10,8 @@ import socket
 from typing import Any
 
 import pytest
-from tests.conformance.connection import Side, turns
 
+from tests.conformance.connection import Side, turns
 from tests.transport.local_arena import TOKEN
 from tests.transport.verbs.sides import endpoint_of, engine_of
 from zcactor.errors import ConnectionLost, ProtocolError

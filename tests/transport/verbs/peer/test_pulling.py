@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.conformance.connection import turns
 
+from tests.conformance.connection import turns
 from tests.transport.verbs.parts import Memory, Wire
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.transport.base import RemoteRegion

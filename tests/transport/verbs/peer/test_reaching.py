@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.conformance.connection import ConnectedPair, Recorder, Side
 
+from tests.conformance.connection import ConnectedPair, Recorder, Side
 from tests.transport.verbs.sides import joined, verbs_side
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.transport.base import Connection, RemoteRegion

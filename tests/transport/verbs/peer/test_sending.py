@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.conformance.connection import put, send
 
+from tests.conformance.connection import put, send
 from tests.transport.verbs.parts import Memory, Wire
 from zcactor.errors import ConnectionLost
 from zcactor.transport.base import LENGTH_PREFIX
