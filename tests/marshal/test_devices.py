@@ -428,7 +428,7 @@ async def test_an_import_that_was_refused_is_tried_again(monkeypatch: pytest.Mon
             del x
 
 
-@pytest.mark.parametrize("left", [0, 1, 2, 3])
+@pytest.mark.parametrize("left", [0, 1, 2])
 async def test_descriptors_at_their_limit(left: int) -> None:
     async with running(), asyncio.timeout(60):
         actor = await spawned()

@@ -171,9 +171,17 @@ class EventPages:
 
     def _page(self) -> EventPage:
         if self._own is None:
-            self._fd = sealed_memory(self._name, EVENT_PAGE_NBYTES)
-            self._own = EventPage(self._fd)
-            self._own.key = secrets.token_bytes(16)
+            fd = -1
+            try:
+                fd = sealed_memory(self._name, EVENT_PAGE_NBYTES)
+                own = EventPage(fd)
+            except OSError as error:  # too many descriptors are open: threads wait for the work of arrays instead
+                if fd >= 0:
+                    os.close(fd)
+                reason = f"the system has no memory for events: {error.strerror}"
+                raise Refused(CudaCode.NOT_SUPPORTED, reason) from error
+            own.key = secrets.token_bytes(16)
+            self._fd, self._own = fd, own
         return self._own
 
     def fd(self) -> int:
