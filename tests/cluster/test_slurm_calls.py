@@ -12,7 +12,8 @@ import pytest
 
 import zcactor as zc
 from zcactor.cluster import slurm_job
-from zcactor.cluster.slurm_job import SlurmCalls, begin
+from zcactor.cluster.slurm_job import SlurmCalls
+from zcactor.cluster.submitted import begin
 
 
 class FailedJobError(Exception):

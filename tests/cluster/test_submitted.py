@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.driver.programs import Program, until
-from zcactor.cluster import slurm_job
+from zcactor.cluster import submitted
 from zcactor.cluster.rendezvous import Meeting
 
 PATIENCE = 120.0
@@ -24,17 +24,17 @@ def test_a_task_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
     monkeypatch.setattr(os, "execv", lambda *arguments: called.append(arguments))
     try:
-        slurm_job.begin("/shared", "key", 4, 60.0)
+        submitted.begin("/shared", "key", 4, 60.0)
         assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR2, before)
-    command = [sys.executable, "-m", "zcactor.cluster.slurm_job", "rank", "/shared", "key", "4", "60.0"]
+    command = [sys.executable, "-m", "zcactor.cluster.submitted", "rank", "/shared", "key", "4", "60.0"]
     assert called == [(sys.executable, command)]
 
 
 @pytest.mark.slow
 def test_a_rank_says_where_the_head_is_until_it_is_told_to_end(tmp_path: Path) -> None:
-    argv = (sys.executable, "-m", "zcactor.cluster.slurm_job", "rank", str(tmp_path), "key", "1", "100")
+    argv = (sys.executable, "-m", "zcactor.cluster.submitted", "rank", str(tmp_path), "key", "1", "100")
     # The address is that of the program which has submitted the job.
     env = {"ZCACTOR_ADDRESS": "127.0.0.1:1", "XDG_CONFIG_HOME": str(tmp_path), "ZCACTOR_STORE_CAPACITY": str(1 << 26)}
     meeting = Meeting(tmp_path, "key")
@@ -50,7 +50,7 @@ def test_a_rank_says_where_the_head_is_until_it_is_told_to_end(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_setting_that_is_wrong(tmp_path: Path) -> None:
-    argv = (sys.executable, "-m", "zcactor.cluster.slurm_job", "rank", str(tmp_path), "key", "1", "100")
+    argv = (sys.executable, "-m", "zcactor.cluster.submitted", "rank", str(tmp_path), "key", "1", "100")
     with Program("", argv=argv, env={"ZCACTOR_NUM_CPUS": "many"}) as program:
         assert program.status(PATIENCE) == 1
         assert "zcactor: " in program.stderr()
