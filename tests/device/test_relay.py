@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance.device_peer import mapped
 from tests.device.helpers import held, opened
-from zcactor.device import events
+from zcactor.device import events, relay
 from zcactor.device.driver import CudaCode
 from zcactor.device.events import Moment
 from zcactor.device.fake import FakeGpuDriver
@@ -130,3 +130,20 @@ async def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) 
         after = store.relay.promise(gpu, [work])
         tell(work, True)
         await until(after.done, "the next promise is kept")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_ends_by_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    with opened() as store:
+        gpu = store.gpus[0]
+        work = promised(gpu)
+        with monkeypatch.context() as patch:
+            patch.setattr(relay, "_is_told", fails)
+            first = store.relay.promise(gpu, [work])
+            await until(lambda: not store.relay._runs, "the thread has ended")
+        after = store.relay.promise(gpu, [work])
+        tell(work, True)
+        await until(lambda: first.done() and after.done(), "both promises are kept")

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EventRelay"]
 
-_PAUSE: Final = 0.0005
-"""Seconds between looks at work that is not done. A look is one at a number in memory."""
+_FIRST_PAUSE: Final = 0.0005
+_LAST_PAUSE: Final = 0.005
+"""Seconds between looks at work that is not done. A look is one at a number in memory. They grow while nothing is
+told."""
 
 
 class EventRelay:
@@ -49,10 +51,18 @@ class EventRelay:
         return moment
 
     def _run(self) -> None:
+        pause = _FIRST_PAUSE
         while True:
             with self._lock:
                 promised, self._promised = self._promised, []
-            left = [each for each in promised if not _is_told(*each)]
+            try:
+                left = [each for each in promised if not _is_told(*each)]
+            except BaseException:  # a defect: another thread takes the promises over with the next one
+                with self._lock:
+                    self._promised += promised
+                    self._runs = False
+                raise
+            pause = min(1.1 * pause, _LAST_PAUSE) if len(left) == len(promised) else _FIRST_PAUSE
             del promised
             with self._lock:
                 self._promised += left
@@ -60,7 +70,7 @@ class EventRelay:
                     self._runs = False
                     return
             del left
-            time.sleep(_PAUSE)  # neither another process's page nor a driver tells when a number in memory changes
+            time.sleep(pause)  # neither another process's page nor a driver tells when a number in memory changes
 
 
 def _is_told(moment: Moment, writes: list[Moment]) -> bool:
@@ -73,6 +83,6 @@ def _is_told(moment: Moment, writes: list[Moment]) -> bool:
     if done or lost:
         try:
             moment.driver.keep_promise(moment.device, moment.event, done)
-        except DeviceError:  # peers wait, so it is told at the next look
-            return False
+        except DeviceError:  # peers wait, so it is told at the next look, unless it was told before
+            return moment.is_lost() or moment.done()
     return done or lost
