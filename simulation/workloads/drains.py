@@ -109,11 +109,8 @@ class Drains:
 
     async def prepare(self) -> None:
         """Spawn an actor for each node, within bounds."""
-        rng = self._scene.rng
         for number in range(min(self._scene.nodes, _MOVERS)):
-            options: dict[str, Any] = {"node": "spread", "max_restarts": -1}
-            if rng.random() < 0.3:
-                options["process"] = "shared"
+            options = self._scene.spread(-1)
             self._handles.append(await Mover.options(name=f"drained{number}", **options).spawn(f"drained{number}"))
 
     async def run(self) -> None:

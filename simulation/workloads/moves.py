@@ -59,9 +59,7 @@ class Moves:
         """Spawn an actor for each node, and at most 8."""
         rng = self._scene.rng
         for number in range(min(self._scene.nodes, 8)):
-            options: dict[str, Any] = {"node": "spread", "max_restarts": rng.choice((0, -1))}
-            if rng.random() < 0.3:
-                options["process"] = "shared"
+            options = self._scene.spread(rng.choice((0, -1)))
             self._handles.append(await Stage.options(**options).spawn(f"m{number}"))
 
     async def run(self) -> None:

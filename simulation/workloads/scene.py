@@ -62,6 +62,13 @@ class Scene:
         self.duration = duration
         self._cluster = cluster
 
+    def spread(self, max_restarts: int) -> dict[str, Any]:
+        """Options of an actor on any node, which may share its process with others."""
+        options: dict[str, Any] = {"node": "spread", "max_restarts": max_restarts}
+        if self.rng.random() < 0.3:
+            options["process"] = "shared"
+        return options
+
     @property
     def over(self) -> bool:
         """Whether the time for work has passed."""

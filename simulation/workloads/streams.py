@@ -63,9 +63,7 @@ class Streams:
         """Spawn an actor for each node, and at most 16."""
         rng = self._scene.rng
         for number in range(min(self._scene.nodes, 16)):
-            options: dict[str, Any] = {"node": "spread", "max_restarts": rng.choice((0, -1))}
-            if rng.random() < 0.3:
-                options["process"] = "shared"
+            options = self._scene.spread(rng.choice((0, -1)))
             self._handles.append(await Source.options(name=f"s{number}", **options).spawn(f"s{number}"))
 
     async def run(self) -> None:

@@ -119,6 +119,13 @@ class MappingSuite(ConnectionSuite):
             await pair.left.open_writable()
 
 
+def begun_pull(pair: ConnectedPair) -> tuple[asyncio.Task[None], weakref.ref[PullKeeper]]:
+    """A pull of the whole arena, and the keeper of its target, which the pull alone has."""
+    keeper = PullKeeper()
+    pull = pair.left.pull(region(0, ARENA_NBYTES), pair.sides[0].address, keeper)
+    return asyncio.ensure_future(pull), weakref.ref(keeper)
+
+
 class PullingSuite(ConnectionSuite):
     """For connections through which the peer's bytes are pulled.
 
@@ -250,10 +257,8 @@ class PullingSuite(ConnectionSuite):
     async def test_cancelled_pull_writes_nothing_once_it_let_go(
         self, pair: ConnectedPair, source: bytes, waited: int
     ) -> None:
-        side, keeper = pair.sides[0], PullKeeper()
-        held = weakref.ref(keeper)
-        pull = asyncio.create_task(pair.left.pull(region(0, ARENA_NBYTES), side.address, keeper))
-        del keeper
+        side = pair.sides[0]
+        pull, held = begun_pull(pair)
         await turns(waited)
         pull.cancel()
         await asyncio.gather(pull, return_exceptions=True)
@@ -271,10 +276,8 @@ class PullingSuite(ConnectionSuite):
     async def test_connection_lost_during_a_pull(
         self, pair: ConnectedPair, source: bytes, left: Recorder, right: Recorder, waited: int, end: str
     ) -> None:
-        side, keeper = pair.sides[0], PullKeeper()
-        held = weakref.ref(keeper)
-        pull = asyncio.create_task(pair.left.pull(region(0, ARENA_NBYTES), side.address, keeper))
-        del keeper
+        side = pair.sides[0]
+        pull, held = begun_pull(pair)
         await turns(waited)
         (pair.left if end == "left" else pair.right).abort()
         (outcome,) = await asyncio.gather(pull, return_exceptions=True)

@@ -33,18 +33,8 @@ if TYPE_CHECKING:
     from zcactor.config import Config
 
 __all__ = [
-    "WARNING",
-    "Seconds",
-    "custom_resources",
-    "fail",
-    "have_it_act",
-    "heads_here",
-    "is_there",
-    "settings",
-    "start",
-    "status",
-    "stop",
-    "token",
+    "WARNING", "Seconds", "custom_resources", "fail", "have_it_act", "heads_here", "is_there", "settings", "start",
+    "status", "stop", "token",
 ]  # fmt: skip
 
 WARNING: Final = (

@@ -79,9 +79,7 @@ def while_led(join: Callable[[], T], seconds: float) -> T:
         except TermOver:
             if time.monotonic() + _LOOK_AGAIN > until:
                 raise
-        time.sleep(
-            _LOOK_AGAIN
-        )  # the head that is deposed may not know yet which one leads, and tells nobody when it does
+        time.sleep(_LOOK_AGAIN)  # a head that is deposed may not know which one leads, and tells nobody when it does
 
 
 def found_again(find: Callable[[], T]) -> Callable[[], T]:

@@ -391,7 +391,7 @@ class GpuExchange:
         self._waiting.clear()
         self._lose()
         if self._communicator is not None:
-            self._aside(lambda: self._give_up(lambda communicator: communicator.abort()))
+            self._aside(partial(self._give_up, abort=True))
         self._settle()
 
     def close(self) -> None:
@@ -422,16 +422,20 @@ class GpuExchange:
                 return
             pause = min(2 * pause, _LOOK)
         try:
-            self._give_up(lambda communicator: communicator.destroy())
+            self._give_up(abort=False)
         finally:
             self._call(self._settle)
 
-    def _give_up(self, end: Callable[[Communicator], None]) -> None:
-        """Let one thread end the communicator, by whichever call comes first."""
+    def _give_up(self, *, abort: bool) -> None:
+        """Abort or destroy the communicator, by whichever call comes first."""
         with self._calling:
             communicator, self._communicator = self._communicator, None
-            if communicator is not None:
-                end(communicator)
+            if communicator is None:
+                return
+            if abort:
+                communicator.abort()
+            else:
+                communicator.destroy()
 
     @staticmethod
     def _aside(job: Callable[[], None]) -> None:

@@ -826,6 +826,13 @@ class Head:
         self.recipes.release(actor)
         self._actors.bury(actor)
 
+    async def _to_end(self, actor_id: ActorId) -> ActorRecord:
+        """An actor that a request ends, once a head that takes over knows what has become of it."""
+        actor = self._actors.known(actor_id)
+        if self.members.taking_over is not None:
+            await self.members.taking_over.settled(actor)
+        return actor
+
     async def kill(self, actor_id: ActorId) -> None:
         """End an actor at once. Returns when its process has ended, also where the request is repeated.
 
@@ -834,9 +841,7 @@ class Head:
             HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer, and the
                 actor ends once the log has taken it.
         """
-        actor = self._actors.known(actor_id)
-        if self.members.taking_over is not None:
-            await self.members.taking_over.settled(actor)
+        actor = await self._to_end(actor_id)
         await self._decide_end(actor, gone_changes(actor), lambda: self._retire(actor, "it was killed by zc.kill"))
         if actor.gone is not None:
             await asyncio.shield(actor.gone)
@@ -849,9 +854,7 @@ class Head:
             HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer, and the
                 actor ends once the log has taken it.
         """
-        actor = self._actors.known(actor_id)
-        if self.members.taking_over is not None:
-            await self.members.taking_over.settled(actor)
+        actor = await self._to_end(actor_id)
         if actor.ending is None:
             stop = functools.partial(self._begin_stop, actor, "it was stopped by zc.stop", decided=True)
             await self._decide_end(actor, stopping_changes(actor), stop)

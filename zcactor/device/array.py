@@ -26,16 +26,8 @@ if TYPE_CHECKING:
     from zcactor.device.work import Work
 
 __all__ = [
-    "MOST_ROWS",
-    "DeviceArray",
-    "DeviceHolder",
-    "Gone",
-    "Rows",
-    "array_over",
-    "empty_array",
-    "few_rows",
-    "note_written",
-    "rows_of",
+    "MOST_ROWS", "DeviceArray", "DeviceHolder", "Gone", "Rows", "array_over", "empty_array", "few_rows",
+    "note_written", "rows_of",
 ]  # fmt: skip
 
 MOST_ROWS: Final = 256

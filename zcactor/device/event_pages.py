@@ -126,6 +126,7 @@ class EventSlot:
     """The index of the word."""
     number: int
     promised: bool = False
+    """Whether `EventPages.keep` tells the outcome."""
 
     @property
     def nbytes_before(self) -> int:

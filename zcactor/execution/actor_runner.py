@@ -604,6 +604,8 @@ class ActorRunner:
         for mailbox in self._mailboxes.values():
             mailbox.forget(session)
 
+    # ---------------------------------------------------------------- calls linked by promises or FORWARD
+
     def receive_linked(
         self, session: Session, call_id: int, code: int, timeout_ns: int, args: list[Any],
         forwards: Sequence[tuple[int, int, bytes]] | None,
@@ -676,6 +678,8 @@ class ActorRunner:
         """Note that a plain call has an `Unresolved` among its arguments `args`."""
         if type(incoming.payload) is list:
             self._arguments.hold(incoming, args)
+
+    # ---------------------------------------------------------------- moves to another node
 
     async def vacate(self, patience: float) -> bool:
         """Run the queued calls and close the actor, which goes on elsewhere: later calls go back to their callers.

@@ -2,7 +2,7 @@
 
 Arrays are not left to PEP 574: NumPy keeps several dtypes, all strided arrays and all subclasses in-band there. A
 reducer swaps each one for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as
-PEP 574 buffers, see `zcactor.marshal.pickling`.
+PEP 574 buffers, see `Buffers`.
 """
 
 from __future__ import annotations

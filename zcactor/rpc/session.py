@@ -578,6 +578,8 @@ class Session:
         self.closed = self.closed or error
         self._on_loop(self.connection.abort)
 
+    # ---------------------------------------------------------------- the peer's leases go back
+
     @property
     def is_replaced(self) -> bool:
         """Whether the session's twin is used instead."""

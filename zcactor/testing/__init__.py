@@ -1,4 +1,4 @@
-"""Fixtures and suites for tests of actors; `zcactor.testing.plugin` is the plugin for pytest."""
+"""Fixtures for tests of actors; `zcactor.testing.plugin` is the plugin for pytest."""
 
 from zcactor.testing.waiting import until
 

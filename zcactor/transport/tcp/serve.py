@@ -5,7 +5,7 @@ them into its buffers, which takes less time than to look up each page of the me
 those that this process has not mapped go by sendfile(2), from the arena's pages. The pages must not change before the
 puller has the bytes. The puller's lease keeps them, the thread holds the leased object meanwhile, and
 `DataServer.close` ends the sockets before the connection's end takes the lease away. A data socket without a request
-for some time has no thread until the next one arrives (`zcactor.transport.tcp.serve`).
+for some time has no thread until the next one arrives (`Waiting`).
 """
 
 from __future__ import annotations
