@@ -132,8 +132,9 @@ async def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) 
         await until(after.done, "the next promise is kept")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_thread_that_ends_by_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type[BaseException]] = []
+
     def fails(*_: object) -> bool:
         raise ZeroDivisionError
 
@@ -142,8 +143,9 @@ async def test_a_thread_that_ends_by_a_defect(monkeypatch: pytest.MonkeyPatch) -
         work = promised(gpu)
         with monkeypatch.context() as patch:
             patch.setattr(relay, "_is_told", fails)
+            patch.setattr(threading, "excepthook", lambda args: told.append(args.exc_type))
             first = store.relay.promise(gpu, [work])
-            await until(lambda: not store.relay._runs, "the thread has ended")
+            await until(lambda: told == [ZeroDivisionError], "the thread has ended, and the defect is told")
         after = store.relay.promise(gpu, [work])
         tell(work, True)
         await until(lambda: first.done() and after.done(), "both promises are kept")
