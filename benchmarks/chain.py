@@ -24,8 +24,9 @@ LEAST = 30
 """Chains in a turn, at least: the first ones of a turn find other memory in the caches than the later ones."""
 ROUNDS = 3
 """Rounds of turns in each run: the one of the median ratio counts."""
-LIMIT = 0.8
-"""Times the three calls awaited one by one, on one core: a chain saves the wake-ups of the caller."""
+LIMITS = {"int": 2.0, "8 MiB": 0.8}
+"""Times the three calls awaited one by one, on one core: a chain saves the wake-ups of the caller, and has two frames
+more for each edge. Only the bytes of large results make up for these."""
 
 
 @zc.actor
@@ -94,7 +95,7 @@ async def _scene(scale: Scale) -> list[Measurement]:
             chained, graph = (median_round(times[way], times["_awaited"]) for way in ("_chained", "_graph"))
             found.append(
                 Measurement("chain", f"3 chained calls, {name}, one core", chained[0], "us", chained[1],
-                            "the same awaited", at_most(LIMIT), rounds, "round of the median ratio")
+                            "the same awaited", at_most(LIMITS[name]), rounds, "round of the median ratio")
             )  # fmt: skip
             found.append(
                 Measurement("chain", f"the same as a compiled graph, {name}, one core", graph[0], "us", graph[1],

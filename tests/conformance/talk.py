@@ -34,7 +34,6 @@ from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
-from zcactor.rpc.shelf import Shelf
 from zcactor.rpc.stream import Stream
 
 __all__ = ["DEPTH", "Promise", "RecordingHub", "Talk", "TalkHub"]
@@ -128,7 +127,6 @@ class RecordingHub:
         self.coming: list[tuple[int, int]] = []
         self.takers: dict[int, Any] = {}
         self.checker: Checker | None = None
-        self.shelf = Shelf()
         self.ref_type: type = Ref
         self.pushed: list[tuple[int, int, int, Any, Sequence[Part]]] = []
         self.answer: Callable[[Incoming], None] | None = None

@@ -20,7 +20,6 @@ from zcactor.rpc.call import CallState
 from zcactor.rpc.codec import TEMPLATE, decode, frame_at
 from zcactor.rpc.leasing import LockedLeases
 from zcactor.rpc.parts import Announced
-from zcactor.rpc.shelf import Shelf
 
 __all__ = ["MAX_FRAME", "PEER", "US", "End", "Waiting"]
 
@@ -63,7 +62,7 @@ class End:
 
     def __init__(
         self, process: bytes = US, peer: bytes = PEER, arena: int = 1 << 20, depth: int = 1024, *, out: Any = None,
-        store: Any = None, share: Any = None, shelf: Shelf | None = None,
+        store: Any = None, share: Any = None,
     ) -> None:  # fmt: skip
         hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
         self.ours, self.theirs = socket.socketpair()
@@ -84,10 +83,6 @@ class End:
         self.ahead: dict[int, list[Any]] = {}
         self.others: list[tuple[Any, ...]] = []
         self.takers: dict[int, Any] = {}
-        self.shelf = Shelf() if shelf is None else shelf
-        self.twin: Any = None
-        self.successor: Any = None
-        self._release_delayed = False
         self.leased: list[tuple[int, int, int]] = []
         self.released: list[int] = []
         self.memory = arena_of(arena)
@@ -106,7 +101,7 @@ class End:
             "on_batch": lambda: self.events.append("batch"), "on_blocked": lambda: self.events.append("blocked"),
             "on_broken": lambda error: self.events.append(type(error).__name__),
             "on_push": lambda *a: self.pushes.append(a),
-            "takers": self.takers, "shelf": self.shelf,
+            "takers": self.takers,
             "on_argument": lambda *a: self.on_argument(*a), "on_forward": lambda *a: self.on_forward(*a),
             "ahead": self.ahead,
             "announced_type": Announced,
@@ -137,9 +132,6 @@ class End:
         self.pending.setdefault(0, Waiting())
         sent: bool = self.wire.call(Waiting(), actor, code, args)
         return sent
-
-    def release_later(self, object_id: int) -> None:
-        self.released.append(object_id)
 
     def result(self, call_id: int, value: Any) -> bool:
         self.open[call_id] = Waiting()

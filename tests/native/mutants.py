@@ -112,7 +112,6 @@ class Feeder:
         for dtype in ("<f8", "<i4"):
             known_dtypes[dtype] = np.dtype(dtype)
         self.end: Any = End(arena=ARENA_NBYTES, depth=64)
-        self.end.shelf.open = self.random.random() < 0.5
         self.ended: list[BaseException | None] = []
         self.calls: list[Waiting] = []
         self.reader = hot.Reader(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.native.ends import MAX_FRAME, PEER, US, End, Ref, Waiting
 from tests.native.frames import TARGET, Host, announced, call_with, frame, read
-from tests.native.mutants import KEY, promise
+from tests.native.mutants import KEY, promise, reference
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.objectstore.ref import Region, RegionKind
@@ -111,6 +111,16 @@ def test_an_announced_promise_becomes_the_argument_that_python_makes(end: End) -
     assert not end.hosts[2].plain and not end.others
 
 
+def test_the_error_of_an_argument_ends_the_batch(end: End) -> None:
+    def refuse(*_: Any) -> None:
+        raise MemoryError
+
+    end.on_argument = refuse
+    with pytest.raises(MemoryError):
+        end.wire.feed(call_with(announced()))
+    assert not end.hosts[2].linked
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -171,6 +181,18 @@ def test_pushes_are_written_and_read(end: End) -> None:
     assert not end.wire.push(KEY, 5, []), "Python writes it"
     end.backlog.append("a frame that waits for a credit")
     assert not end.wire.push(KEY, 5, 1), "nothing overtakes it"
+
+
+def test_a_pushed_array_is_held_by_its_taker_alone(end: End) -> None:
+    dtype_from_code(dtype_code(np.dtype("f8")))
+    region = Region(RegionKind.ARRAY, PEER, 3, 4096, 64, 0)
+    end.wire.feed(frame(Kind.PUSH, KEY, reference(0, 8), extra=5, regions=[region]))
+    [(word, key, array)] = end.pushes
+    assert (word, key) == (5, KEY) and array.shape == (8,) and end.leased == [(3, 4096, 64)]
+    gone = weakref.ref(array)
+    end.pushes.clear()
+    del array
+    assert gone() is None
 
 
 class Passing:

@@ -163,27 +163,8 @@ def test_a_result_goes_from_its_maker_to_the_call_that_needs_it(scene: Scene) ->
     scene.check()
 
 
-def test_a_call_waits_in_the_native_part_for_a_while(scene: Scene) -> None:
-    async def program(process: Process) -> Any:
-        a, b, _ = await scene.links(3)
-        shelf = scene.processes[b._remote.location[0]][0].pushes.expectations.shelf
-        shelved, values = [], []
-        for seconds, later in ((0.05, 0.03), (3.0, 0.5), (3.0, 2.0)):
-            await b.two(a.slowly(0))
-            call = b.two(a.slowly(1, seconds))
-            await asyncio.sleep(later)
-            shelved.append(len(shelf))
-            values.append(await call)
-        return shelved, values
-
-    shelved, values = scene.bench.run(program)
-    assert values == [[2, 0]] * 3
-    assert shelved == ([1, 1, 0] if scene.bench.cluster.native else [0, 0, 0]), "a second at most"
-    scene.check()
-
-
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_the_end_of_an_actor_answers_a_call_that_is_shelved(scene: Scene, end: str) -> None:
+def test_the_end_of_an_actor_answers_a_call_that_waits_for_a_promise(scene: Scene, end: str) -> None:
     async def program(process: Process) -> Any:
         a, _, _ = await scene.links(3)
         actors: list[Any] = [await Link.options(process="shared").spawn() for _ in range(2)]
@@ -192,18 +173,16 @@ def test_the_end_of_an_actor_answers_a_call_that_is_shelved(scene: Scene, end: s
             await b.two(a.slowly(0))
         call = b.two(a.slowly(1, 0.6))
         await asyncio.sleep(0.03)
-        shelved = len(scene.processes[b._remote.location[0]][0].pushes.expectations.shelf)
         ending = asyncio.ensure_future(zc.kill(b) if end == "kill" else zc.stop(b))
         began = process.loop.time()
         try:
-            return shelved, await call
+            return await call
         except zc.ActorDied as error:
-            return shelved, error.maybe_executed, process.loop.time() - began < 0.5
+            return error.maybe_executed, process.loop.time() - began < 0.5
         finally:
             await ending
 
-    shelved = int(scene.bench.cluster.native)
-    assert scene.bench.run(program) == ((shelved, True, True) if end == "kill" else (shelved, [2, 0]))
+    assert scene.bench.run(program) == ((True, True) if end == "kill" else [2, 0])
 
 
 def test_arrays_go_the_same_way(scene: Scene) -> None:

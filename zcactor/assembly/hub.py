@@ -98,7 +98,7 @@ class ProcessHub:
         expectations = pushes.expectations
         self.push_received, self.push_received_plain = expectations.pushed, expectations.pushed_plain
         self.push_coming, self.argument_received = expectations.coming, expectations.argument
-        self.takers, self.shelf = expectations.takers, expectations.shelf
+        self.takers = expectations.takers
         self.session_lost, self.adoptions = connections.session_lost, adoptions
         self.greeted = twins.greeted
 

@@ -235,7 +235,6 @@ class ActorRunner:
         """Run the queued calls and refuse later ones. Returns whether they have ended within `patience` seconds."""
         await asyncio.sleep(0)  # take in the calls sent before the request to stop, which are in the sockets
         await asyncio.sleep(0)
-        self.process.pushes.expectations.shelf.take_down()
         self.stopping = True
         self._plain = ()
         if not self.busy:
@@ -273,7 +272,6 @@ class ActorRunner:
 
     def close(self) -> None:
         """End at once: cancel tasks, refuse queued calls, and leave a running sync method to finish."""
-        self.process.pushes.expectations.shelf.take_down()
         self.stopping = self._closed = True
         self._plain = ()
         for session in list(self.process.sessions.all()):

@@ -255,12 +255,8 @@ static int note_pushed(Wire *self, PyObject *call, const unsigned char *frame) {
     return set < 0 ? -1 : 1;
 }
 /* taker(key, value, (), -1) of a group or a graph, where that is a function and no Seat that takes the value by itself;
- * or the outcome of a promise that was passed to a call here: for a shelved call, otherwise on_push(word, key, value). */
+ * or on_push(word, key, value) with the outcome of a promise that was passed to a call here. */
 static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key, PyObject *value, uint64_t number) {
-    if (!taker && PyDict_GET_SIZE(self->given[SHELF])) {
-        int taken = shelf_take_push(self, word, number, value);
-        if (taken) return taken < 0 ? -1 : 0;
-    }
     if (taker && Py_TYPE(taker) == self->state->seat_type) {
         int taken = seat_take((Seat *)taker, number, value);
         if (taken) return taken < 0 ? -1 : 0;
@@ -281,8 +277,8 @@ static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key,
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
-/* A FORWARD frame is processed ahead of its turn, and booked in its turn. The last call of a batch may be shelved. */
-enum { IN_TURN, LAST_IN_TURN, AHEAD_OF_TURN };
+/* A FORWARD frame is processed ahead of its turn, and booked in its turn. */
+enum { IN_TURN, AHEAD_OF_TURN };
 
 /* Keep a FORWARD frame for its call, which may follow in the batch: 1 done, -1 an exception. */
 static int keep_forward(Wire *self, PyObject *id, unsigned int number, unsigned long long key, const char *target) {
@@ -314,9 +310,58 @@ static int take_forward(Wire *self, const unsigned char *frame, int how, const u
     Py_XDECREF(name);
     return taken;
 }
-/* Shelve a call that waits for one promise, or give it to its host: 1 done, -1 an exception. */
-static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Values *values, const unsigned char *regions,
-                     int last) {
+typedef struct { /* a call that has arrived; its references are owned */
+    PyObject *list, *forwards; /* its arguments; its FORWARD frames, or NULL */
+    uint64_t id, timeout;
+    uint32_t actor;
+    uint16_t code;
+    int linked; /* whether there are promises among the arguments */
+} Arrived;
+/* Let go of the references of a call. */
+static void arrived_clear(Arrived *call) {
+    Py_CLEAR(call->list);
+    Py_CLEAR(call->forwards);
+}
+/* Call host.receive_plain(session, id, code, timeout_ns, arguments), or receive_linked(the same, forwards) for a
+ * call with promises or FORWARD frames. Without a host call on_call(actor, id, code, timeout_ns, arguments). The
+ * call is handed over, so that no reference of this function keeps an argument alive. 0, or -1 with an exception. */
+static int deliver(Wire *self, Arrived *call) {
+    PyObject *id = PyLong_FromUnsignedLongLong(call->id), *done = NULL, *host = NULL, *session = self->given[SESSION],
+             *on_call = self->given[ON_CALL];
+    PyObject *actor = PyLong_FromUnsignedLong(call->actor), *code = PyLong_FromLong(call->code),
+             *timeout = PyLong_FromUnsignedLongLong(call->timeout);
+    int twice = id && actor && code && timeout ? PyDict_Contains(self->given[OPEN], id) : -1;
+    if (twice > 0) PyErr_Format(self->state->protocol_error, "the peer opened call %S twice", id);
+    if (!twice) host = Py_XNewRef(PyDict_GetItemWithError(self->given[HOSTS], actor));
+    if (!twice && !PyErr_Occurred()) {
+        PyObject *list = call->list, *forwards = call->forwards ? call->forwards : Py_None;
+        PyObject *stack[7] = {host, session, id, code, timeout, list, forwards};
+        Py_INCREF(session);
+        call->list = NULL;
+        if (host && (call->forwards || call->linked))
+            done = PyObject_VectorcallMethod(self->state->str_receive_linked, stack, 7, NULL);
+        else if (host) done = PyObject_VectorcallMethod(self->state->str_receive_plain, stack, 6, NULL);
+        else {
+            PyObject *others[6] = {NULL, actor, id, code, timeout, list};
+            Py_INCREF(on_call);
+            done = PyObject_Vectorcall(on_call, others + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+            Py_DECREF(on_call);
+        }
+        Py_DECREF(session);
+        Py_DECREF(list);
+    }
+    arrived_clear(call);
+    Py_XDECREF(host);
+    Py_XDECREF(timeout);
+    Py_XDECREF(code);
+    Py_XDECREF(actor);
+    Py_XDECREF(id);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+/* Give a call to its host: 1 done, -1 an exception. */
+static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Values *values,
+                     const unsigned char *regions) {
     PyObject *ahead = self->given[AHEAD];
     Arrived call = {.id = GET(uint64_t, frame + AT_ID),
                     .timeout = GET(uint64_t, frame + AT_EXTRA),
@@ -329,17 +374,6 @@ static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Value
             arrived_clear(&call);
             return -1;
         }
-    }
-    if (last && values->npromises == 1 && values->nfound == 1) {
-        const Found *found = values->found;
-        call.list = Py_NewRef(values->list);
-        call.label = Py_NewRef(found->label);
-        call.place = found->place;
-        call.promise = GET(uint64_t, regions + 16);
-        call.key = GET(uint64_t, regions + 24);
-        int shelved = shelve(self, &call, id);
-        if (shelved) return shelved;
-        Py_CLEAR(call.list);
     }
     if (lease_values(self, values, regions) < 0) {
         arrived_clear(&call);
@@ -400,7 +434,7 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
         taken = PyErr_Occurred() ? -1 : 0;
     if (taken > 0 && call && GET(uint64_t, frame + AT_EXTRA)) taken = note_pushed(self, call, frame);
     if (taken > 0 && judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0) taken = -1;
-    if (taken > 0 && kind == KIND_CALL) taken = take_call(self, frame, id, &values, regions, how == LAST_IN_TURN);
+    if (taken > 0 && kind == KIND_CALL) taken = take_call(self, frame, id, &values, regions);
     else if (taken > 0) {
         int done = lease_values(self, &values, regions) < 0 ? -1
                    : call ? complete(self, id, call, PyList_GET_ITEM(values.list, 0), nreleases || values.nfound)
@@ -418,12 +452,12 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
 /* Process the whole frames in the first `total` bytes of `data`, in order. Plain results complete their calls, and
  * plain calls go to their host. All other frames go to on_other(view, at, total), which returns the start of the
  * next frame. */
-static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total, Py_ssize_t last) {
+static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total) {
     Py_ssize_t at = 0;
     while (at < total) {
         Py_ssize_t length = total - at >= 4 ? (Py_ssize_t)GET(uint32_t, data + at) : -1;
         int taken = length >= HEAD - 4 && length <= self->max_frame && length <= total - at - 4
-                        ? take_in(self, data + at, length, at == last ? LAST_IN_TURN : IN_TURN)
+                        ? take_in(self, data + at, length, IN_TURN)
                         : 0;
         if (taken < 0) return -1;
         if (taken) {
@@ -445,13 +479,12 @@ static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_s
     return 0;
 }
 /* Process the FORWARD frames of a batch ahead of their turns, so that they are known when their calls start. 0, or
- * -1 with an exception. `last` becomes the start of the last other frame. */
-static int take_forwards(Wire *self, const unsigned char *data, Py_ssize_t total, Py_ssize_t *last) {
+ * -1 with an exception. */
+static int take_forwards(Wire *self, const unsigned char *data, Py_ssize_t total) {
     for (Py_ssize_t at = 0, length; total - at >= HEAD; at += length + 4) {
         length = (Py_ssize_t)GET(uint32_t, data + at);
         if (length < HEAD - 4 || length > total - at - 4) return 0;
-        if (data[at + AT_KIND] != KIND_FORWARD) *last = at;
-        else if (take_in(self, data + at, length, AHEAD_OF_TURN) < 0) return -1;
+        if (data[at + AT_KIND] == KIND_FORWARD && take_in(self, data + at, length, AHEAD_OF_TURN) < 0) return -1;
     }
     return 0;
 }
@@ -460,9 +493,7 @@ int wire_batch(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t
     self->feeding = 1;
     wire_look(self);
     self->heard = wire_now();
-    Py_ssize_t last = -1;
-    int failed = (self->shelved.list && shelf_take_down(self) < 0) || take_forwards(self, data, total, &last) < 0 ||
-                 wire_take(self, view, data, total, last) < 0;
+    int failed = take_forwards(self, data, total) < 0 || wire_take(self, view, data, total) < 0;
     self->feeding = 0;
     if (PyDict_GET_SIZE(self->given[AHEAD])) PyDict_Clear(self->given[AHEAD]); /* their calls did not come */
     if (self->unflushed) {

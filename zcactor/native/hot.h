@@ -99,8 +99,7 @@ typedef struct { /* state of one import of the module */
     /* Names of attributes and methods, interned, which live as long as the module. */
     PyObject *str_complete_plain, *str_grant, *str_withdraw, *str_release, *str_store, *str_sealed, *str_exported,
         *str_id, *str_offset, *str_address, *str_session, *str_state, *str_receive_plain, *str_receive_linked, *str_key,
-        *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags, *str_closed, *str_flush_due,
-        *str_open, *str_twin, *str_successor, *str_release_delayed;
+        *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags, *str_closed, *str_flush_due;
 } State;
 extern PyType_Spec credits_spec, counters_spec, send_buffer_spec, wire_spec, reader_spec, cipher_spec, meeting_spec,
     seat_spec;
@@ -217,7 +216,6 @@ enum {
     ON_ARGUMENT,
     ON_FORWARD,
     TAKERS,
-    SHELF,
     AHEAD,
     ANNOUNCED_TYPE,
     SCHEDULE_FLUSH,
@@ -231,17 +229,6 @@ enum {
     NGIVEN
 };
 
-typedef struct { /* a call that has arrived; its references are owned */
-    PyObject *list, *forwards; /* its arguments; its FORWARD frames, or NULL */
-    uint64_t id, timeout;
-    uint32_t actor;
-    uint16_t code;
-    int linked; /* whether there are promises among the arguments */
-    /* Of a shelved call: the label, key, id and place of its only promise. */
-    PyObject *label;
-    uint64_t key, promise;
-    Py_ssize_t place;
-} Arrived;
 typedef struct {
     PyObject_HEAD
     SendBuffer *out;
@@ -259,7 +246,6 @@ typedef struct {
     int behind_after; /* ms after `heard` from which Python has to send calls; 0: never */
     char flush_scheduled;
     unsigned char patience; /* calls that are flushed with what follows them, as results of such were passed on */
-    Arrived shelved; /* list NULL: none */
     PyObject *module;
     State *state; /* of the module */
 } Wire;
@@ -275,7 +261,6 @@ long long wire_now(void);
 void wire_look(Wire *self);
 int wire_flush(Wire *self);
 int wire_schedule_flush(Wire *self);
-int wire_note_release(Wire *self, uint64_t id);
 PyObject *wire_respond_with(Wire *self, PyObject *id, PyObject *const *value, int more, uint64_t pushed, int entered,
                             Shared *shared);
 /* Answers to one batch that share a system call. With more of them the caller would be idle meanwhile. */
@@ -378,15 +363,6 @@ typedef struct {
 } Seat;
 
 int seat_take(Seat *self, uint64_t key, PyObject *values);
-
-/* ---- calls.c */
-
-void arrived_clear(Arrived *call);
-int deliver(Wire *self, Arrived *call);
-int shelve(Wire *self, Arrived *call, PyObject *id);
-int shelf_take_down(Wire *self);
-int shelf_take_push(Wire *self, PyObject *word, uint64_t key, PyObject *value);
-PyObject *wire_take_down(Wire *self, PyObject *ignored);
 
 /* ---- frame_read.c */
 

@@ -93,11 +93,7 @@ static const struct {
                {offsetof(State, str_flush), "flush"},
                {offsetof(State, str_setflags), "setflags"},
                {offsetof(State, str_closed), "closed"},
-               {offsetof(State, str_flush_due), "flush_due"},
-               {offsetof(State, str_open), "open"},
-               {offsetof(State, str_twin), "twin"},
-               {offsetof(State, str_successor), "successor"},
-               {offsetof(State, str_release_delayed), "_release_delayed"}};
+               {offsetof(State, str_flush_due), "flush_due"}};
 static const struct {
     size_t at;
     PyType_Spec *spec;

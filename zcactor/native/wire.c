@@ -6,21 +6,18 @@
 static const char *const given_names[NGIVEN] = {
     "leases",      "pending",     "open",           "backlog",        "hosts",      "session",  "make_lease",
     "on_call",     "on_other",    "on_batch",       "on_blocked",     "on_broken",  "on_push",  "on_argument",
-    "on_forward",  "takers",      "shelf",          "ahead",          "announced_type",         "schedule_flush",
+    "on_forward",  "takers",      "ahead",          "announced_type",         "schedule_flush",
     "call_soon",   "ref_type",    "share",          "block_type",     "store",      "codes",    "dtypes"};
 
 static int wire_traverse(Wire *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->module);
     for (int i = 0; i < NGIVEN; i++) Py_VISIT(self->given[i]);
-    Py_VISIT(self->shelved.list);
-    Py_VISIT(self->shelved.forwards);
     Py_VISIT(self->out);
     return 0;
 }
 static int wire_clear(Wire *self) {
     for (int i = 0; i < NGIVEN; i++) Py_CLEAR(self->given[i]);
-    arrived_clear(&self->shelved);
     Py_CLEAR(self->out);
     return 0;
 }
@@ -58,8 +55,8 @@ static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->state = state;
     for (int i = 0; i < NGIVEN; i++) {
         PyObject *value = PyDict_GetItemString(given, given_names[i]);
-        int is_dict = i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES || i == AHEAD ||
-                      i == TAKERS || i == SHELF;
+        int is_dict =
+            i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES || i == AHEAD || i == TAKERS;
         if (!value || (is_dict && !PyDict_Check(value))) {
             PyErr_Format(PyExc_TypeError, "Wire needs %s%s", given_names[i], value ? " as a dict" : "");
             Py_DECREF(self);
@@ -337,7 +334,7 @@ static PyObject *wire_answer(Wire *self, PyObject *const *args, Py_ssize_t nargs
 /* ---- leases to release */
 
 /* Note a lease that goes back with the next frame: 0, or -1 with an exception. */
-int wire_note_release(Wire *self, uint64_t id) {
+static int wire_note_release(Wire *self, uint64_t id) {
     if (self->nreleased == self->released_room) {
         Py_ssize_t room = self->released_room ? 2 * self->released_room : 64;
         uint64_t *released = PyMem_Realloc(self->released, (size_t)room * sizeof *released);
@@ -405,7 +402,6 @@ static PyMethodDef wire_methods[] = {
     {"look", (PyCFunction)wire_look_now, METH_NOARGS, "Before Python flushes: see whether the peer has hung up."},
     {"next_id", (PyCFunction)wire_next_id, METH_NOARGS, "An id for a call that goes the other way."},
     {"feed", (PyCFunction)wire_feed, METH_O, "feed(data): take in whole frames."},
-    {"take_down", (PyCFunction)wire_take_down, METH_NOARGS, "Give the shelved call to its actor, without the outcome."},
     {"release", (PyCFunction)wire_release, METH_O, "A lease goes back with the next frame."},
     {"take_releases", (PyCFunction)wire_take_releases, METH_O, "The ids of at most n leases to give back."},
     {NULL, NULL, 0, NULL}};

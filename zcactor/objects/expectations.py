@@ -15,7 +15,6 @@ from zcactor.api.passing import Awaited, Unresolved
 from zcactor.buggify import buggify
 from zcactor.errors import ProtocolError
 from zcactor.rpc.messages import Status, owner_word
-from zcactor.rpc.shelf import Shelf
 
 if TYPE_CHECKING:
     import asyncio
@@ -121,9 +120,6 @@ class Expectations:
         self._latest: dict[int, int] = {}
         """The highest key that was announced or dropped, by the owner's word: keys of one owner rise."""
         self._timer: asyncio.TimerHandle | None = None
-        self.shelf = Shelf()
-        """The calls that the native parts keep for their outcomes: open while nothing is early, and the timer runs that
-        takes them down."""
         self.takers: dict[int, Callable[[int, Any, Sequence[Part], int], None]] = {}
         """The graphs of this process, and its members of groups, by the word that names each in PUSH frames. A value
         for one of them is no outcome of a promise. The native part calls them by itself, with negative flags, for what
@@ -155,7 +151,6 @@ class Expectations:
             return None
         else:
             made.outcome = early[1]
-        self.shelf.open = self._timer is not None and not self._early and not self._coming
         return made
 
     def argument(self, session: Session, object_id: int, key: int, label: str) -> Any:
@@ -183,8 +178,6 @@ class Expectations:
     def coming(self, word: int, key: int) -> None:
         """Note that the frame of a PUSH is here, and its bytes are being read, which may take longer than `PATIENCE`.
         To ask the owner would bring them twice."""
-        self.shelf.open = False
-        self.shelf.take_down()
         self._coming.add((word, key))
         waiting = self._waiting.get((word, key))
         if waiting is not None:
@@ -194,7 +187,6 @@ class Expectations:
         """Take a PUSH of the owner's `word`: the outcome for status OK, otherwise the request to ask the owner."""
         taker = self.takers.get(word)
         if taker is None:
-            self.shelf.take_down()
             self._come(word, key, (payload, parts, flags) if status == _OK else None)
             return
         self._coming.discard((word, key))
@@ -205,28 +197,7 @@ class Expectations:
 
     def pushed_plain(self, word: int, key: int, value: Any) -> None:
         """Take a PUSH that the native part has read."""
-        waiting = self._waiting.pop((word, key), None)
-        if waiting is None:
-            self._come(word, key, (value, (), -1))
-            return
-        # As `_come` and the functions below it, for the usual case.
-        if self._coming:
-            self._coming.discard((word, key))
-        if waiting.outcome is None:
-            waiting.outcome = (value, (), -1)
-            calls, waiting.calls = waiting.calls, []
-            for each in calls:
-                call = each()
-                if type(call) is not Awaited:
-                    if call is not None:
-                        call.complete_plain(value)
-                elif (incoming := call.incoming) is not None:
-                    call.incoming = None
-                    call.values[call.place] = value
-                    call.values = []
-                    incoming.blockers -= 1
-                    if not incoming.blockers and incoming.host is not None:
-                        incoming.host.unblocked(incoming)
+        self._come(word, key, (value, (), -1))
 
     def _come(self, word: int, key: int, outcome: _Outcome | None) -> None:
         self._coming.discard((word, key))
@@ -244,7 +215,6 @@ class Expectations:
             if len(self._early) >= _MAX_EARLY or buggify("early push dropped"):
                 self._drop(next(iter(self._early), (word, key)))
             self._early[word, key] = self._loop.time(), outcome
-            self.shelf.open = False
             self._look_later()
 
     def _drop(self, name: tuple[int, int]) -> None:
@@ -260,8 +230,6 @@ class Expectations:
     def _look(self) -> None:
         """Ask for what has not come in time, and drop what has come without its call."""
         self._timer = None
-        self.shelf.open = False
-        self.shelf.take_down()
         now = self._loop.time()
         for name, (since, _) in list(self._early.items()):
             if now - since >= PATIENCE:
@@ -284,7 +252,6 @@ class Expectations:
             peer: the process at the other end.
             last: whether no other connection to it is open.
         """
-        self.shelf.take_down()
         lost, self._waiting = self._waiting, {}
         self._asked.update(lost)
         for waiting in lost.values():
@@ -301,7 +268,5 @@ class Expectations:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.shelf.open = False
-        self.shelf.take_down()
         self._early.clear()
         self._coming.clear()

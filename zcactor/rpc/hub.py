@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.messages import Hello
     from zcactor.rpc.parts import Part
-    from zcactor.rpc.shelf import Shelf
     from zcactor.transport.os_process import OsProcess
 
 __all__ = ["Hub"]
@@ -41,8 +40,6 @@ class Hub(Protocol):
     """The dtypes in use, by wire name."""
     store: Any
     """The store of this process, or None."""
-    shelf: Shelf
-    """The calls that the native parts keep for an outcome."""
     checker: Checker | None
     """Compares the bytes of arrays that are passed; None without check mode."""
     takers: dict[int, Any]

@@ -175,7 +175,6 @@ class Session:
             "on_broken": connection.send_failed,
             "on_push": hub.push_received_plain,
             "takers": hub.takers,
-            "shelf": hub.shelf,
             "on_argument": partial(hub.argument_received, self),
             "on_forward": self._intake.forward,
             "ahead": self._intake.ahead,
@@ -466,8 +465,6 @@ class Session:
         """See `zcactor.transport.base.Receiver`."""
         if self.closed is None:
             self.closed = cause or ConnectionLost("the connection was closed here")
-        if self.wire is not None:
-            self.wire.take_down()  # drops the shelved call, as the connection has ended
         calls = []
         with self.lock:
             # The native part enters calls without the lock, and removes calls that it could not send: each is removed
