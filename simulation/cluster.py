@@ -25,7 +25,7 @@ from zcactor.control.node_agent import NodeAgent
 from zcactor.control.node_table import facts_of
 from zcactor.driver.head_search import HeadSearch
 from zcactor.errors import ZcactorError
-from zcactor.node.door import Door
+from zcactor.node.agent_main import Door
 from zcactor.node.worker_main import serve
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zcactor.node.door import Door
+from zcactor.node.agent_main import Door
 
 
 def test_those_who_wait_come_first_and_in_order() -> None:

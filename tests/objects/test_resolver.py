@@ -16,7 +16,7 @@ from zcactor.api.remote_actor import RemoteActor
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.ids import new_actor
 from zcactor.objects.resolver import _coming
-from zcactor.transport.local.connection import LocalConnection
+from zcactor.transport.local.endpoint import LocalConnection
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""

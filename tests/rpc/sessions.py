@@ -19,7 +19,7 @@ from zcactor.rpc.messages import Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
 from zcactor.transport.base import PeerInfo
-from zcactor.transport.local.connection import LocalConnection
+from zcactor.transport.local.endpoint import LocalConnection
 from zcactor.transport.loopback.endpoint import LoopbackFaults, loopback_pair
 
 __all__ = ["DEPTH", "Held", "Hub", "Pair", "echo", "echo_all", "echo_plain", "until"]

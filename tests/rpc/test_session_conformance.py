@@ -26,7 +26,7 @@ from zcactor.errors import ConnectionLost
 from zcactor.objectstore.store import Store
 from zcactor.rpc.messages import Status
 from zcactor.transport.base import PeerInfo
-from zcactor.transport.local.connection import LocalConnection
+from zcactor.transport.local.endpoint import LocalConnection
 from zcactor.transport.loopback.endpoint import loopback_pair
 from zcactor.transport.mapping import Mapped
 from zcactor.transport.verbs.peer import connection

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import zcactor as zc
-from zcactor.testing.runtime import LoopbackRuntime
-from zcactor.testing.workers import Environment
+from zcactor.testing.runtime import Environment, LoopbackRuntime
 
 
 @zc.actor

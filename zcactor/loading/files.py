@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import operator
 import os
 import stat
 import struct
 import zipfile
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from zcactor.loading.array import Array, claimed_nbytes, read_array, read_elements
-from zcactor.loading.form import Form, Shape, raw_shape
-from zcactor.loading.header import read_header
+from zcactor.loading.form import Form, Shape, check_possible, raw_shape
 from zcactor.loading.progress import Progress, Shown
-from zcactor.loading.source import ArraySource, parsing
+from zcactor.loading.source import HEADER_NBYTES, ArraySource, parsing
+from zcactor.marshal.arrays import innermost
 from zcactor.process.context import current
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Callable
 
     from zcactor.loading.progress import Progress
     from zcactor.loading.source import Readable
     from zcactor.objectstore.store import Store
 
-__all__ = ["ZIP_MAGICS", "load", "read_archive"]
+__all__ = ["load"]
 
-ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
+_Array = npt.NDArray[Any]
+
+_ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
 """The first bytes of an archive: of its first member or, in an empty archive, of the end of its directory."""
 _ZIP_END: Final = struct.Struct("<4s6xH10x")
 """The end of an archive, before its comment: magic, and the number of members."""
@@ -40,12 +42,80 @@ _DEFLATE_RATIO: Final = 1032
 """Bytes that one deflated byte can stand for, at most: two bits give at most 258."""
 
 
-def read_archive(store: Store, path: str, file: io.FileIO, nbytes: int, progress: Progress) -> dict[str, Array]:
+def _read_header(source: ArraySource) -> Form:
+    """Read the form of the array in an .npy. Afterwards `source` stands at the array's elements."""
+    with parsing(f"{source.what} has no valid .npy header"):
+        version = npy.read_magic(source)
+        if version == (1, 0):
+            shape, fortran, dtype = npy.read_array_header_1_0(source, HEADER_NBYTES)
+        elif version == (2, 0):
+            shape, fortran, dtype = npy.read_array_header_2_0(source, HEADER_NBYTES)
+        elif version == (3, 0):
+            shape, fortran, dtype = npy.read_array_header_2_0(_escaped(source), HEADER_NBYTES)
+        else:
+            raise ValueError(f"version {version[0]}.{version[1]} is none of 1.0, 2.0 and 3.0")
+    return Form(shape, dtype, "F" if fortran else "C")
+
+
+def _escaped(source: ArraySource) -> io.BytesIO:
+    """Translate a header of version 3.0 into one of 2.0, which NumPy parses publicly: the former is UTF-8, the latter
+    Latin-1.
+
+    The characters that differ stand in string literals, where an escape has the same meaning.
+    """
+    (length,) = struct.unpack("<I", _exactly(source, 4))
+    text = _exactly(source, length).decode().encode("ascii", "backslashreplace")
+    return io.BytesIO(struct.pack("<I", len(text)) + text)
+
+
+def _exactly(source: ArraySource, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = source.read(size - len(data))
+        if not piece:
+            raise ValueError(f"{size} bytes were expected and {len(data)} found")
+        data += piece
+    return data
+
+
+def _read_array(store: Store, source: ArraySource, form: Form, progress: Progress) -> _Array:
+    """Read the array of a file that holds one."""
+    nbytes = _claimed_nbytes(source, form)
+    with Shown(source.what, nbytes, progress) as shown:
+        return _read_elements(store, source, form, shown.advance)
+
+
+def _claimed_nbytes(source: ArraySource, form: Form) -> int:
+    """The size in bytes of an array of that form, which must not be more than the source has."""
+    check_possible(source.what, form.shape, form.dtype)
+    nbytes = prod(form.shape) * form.dtype.itemsize
+    if source.left is not None and nbytes > source.left:
+        raise ValueError(
+            f"{source.what}: shape {form.shape} of dtype {form.dtype} takes {nbytes:,} bytes, {source.left:,} were "
+            "found; it is truncated or its header is wrong"
+        )
+    return nbytes
+
+
+def _read_elements(store: Store, source: ArraySource, form: Form, advance: Callable[[int], None]) -> _Array:
+    """Make an array in the store and read its elements."""
+    array = store.empty(*form)
+    try:
+        with innermost(array).data as memory:
+            source.fill(memory, advance)
+        source.verify()
+    except BaseException:
+        del array  # the traceback would keep the array
+        raise
+    return array
+
+
+def _read_archive(store: Store, path: str, file: io.FileIO, nbytes: int, progress: Progress) -> dict[str, _Array]:
     """Read the arrays of an .npz, by name. All members are checked before anything is allocated."""
     with parsing(f"{path} is no valid .npz"):
         archive = zipfile.ZipFile(file)
         _check_count(archive, file, nbytes)
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, _Array] = {}
     with archive:
         members = _members(path, archive, file, nbytes)
         total = sum(info.file_size for info, _ in members.values())
@@ -68,7 +138,7 @@ def _check_count(archive: zipfile.ZipFile, file: io.FileIO, nbytes: int) -> None
     """
     file.seek(max(0, nbytes - _ZIP_END.size - len(archive.comment)))
     magic, expected = _ZIP_END.unpack(file.read(_ZIP_END.size))
-    if magic != ZIP_MAGICS[1]:
+    if magic != _ZIP_MAGICS[1]:
         raise ValueError("its directory does not end where the file does")
     found = len(archive.infolist())
     if expected != min(found, _MANY_MEMBERS):
@@ -115,7 +185,7 @@ def _member(
     info: zipfile.ZipInfo,
     start: int,
     advance: Callable[[int], None],
-) -> Array:
+) -> _Array:
     """Read one array of an archive."""
     what = f"{path}, member {info.filename!r}"
     if info.compress_type != zipfile.ZIP_STORED:
@@ -125,19 +195,19 @@ def _member(
     return _member_array(store, ArraySource(what, file, info.file_size, crc=info.CRC), advance)
 
 
-def _member_array(store: Store, source: ArraySource, advance: Callable[[int], None]) -> Array:
+def _member_array(store: Store, source: ArraySource, advance: Callable[[int], None]) -> _Array:
     """Read the array of a member. The member must hold one .npy and nothing else: otherwise its checksum, which covers
     the whole member, could not be compared."""
     claimed = source.left or 0
-    form = read_header(source)
-    nbytes = claimed_nbytes(source, form)
+    form = _read_header(source)
+    nbytes = _claimed_nbytes(source, form)
     if nbytes != source.left:
         raise ValueError(
             f"{source.what}: shape {form.shape} of dtype {form.dtype} takes {nbytes:,} bytes, "
             f"{source.left or 0:,} were found"
         )
     advance(claimed - nbytes)
-    return read_elements(store, source, form, advance)
+    return _read_elements(store, source, form, advance)
 
 
 def load(
@@ -196,7 +266,7 @@ def load(
         status = os.fstat(file.fileno())
         nbytes = status.st_size if stat.S_ISREG(status.st_mode) else None
         head = _beginning(file)
-        is_npy, is_zip = head == npy.MAGIC_PREFIX, head.startswith(ZIP_MAGICS)
+        is_npy, is_zip = head == npy.MAGIC_PREFIX, head.startswith(_ZIP_MAGICS)
         if (is_npy or is_zip) and (dtype is not None or shape is not None or first):
             raise ValueError(
                 f"{name} is {'an .npy' if is_npy else 'an .npz'}, which says itself what it holds: dtype, shape and "
@@ -204,7 +274,7 @@ def load(
             )
         if is_npy:
             source = ArraySource(name, file, nbytes, head)
-            return read_array(store, source, read_header(source), progress)
+            return _read_array(store, source, _read_header(source), progress)
         if not is_zip and dtype is None:
             raise ValueError(
                 f"{name} is neither an .npy nor an .npz: it begins with {head!r}; to read a raw file, pass dtype="
@@ -212,11 +282,11 @@ def load(
         if nbytes is None:
             raise ValueError(f"{name} is no regular file: only an .npy can be read from a pipe or a device")
         if is_zip:
-            return read_archive(store, name, file, nbytes, progress)
+            return _read_archive(store, name, file, nbytes, progress)
         elements = np.dtype(dtype)
         form = Form(raw_shape(name, nbytes, elements, shape, first), elements, "C")
         file.seek(first)
-        return read_array(store, ArraySource(name, file, nbytes - first), form, progress)
+        return _read_array(store, ArraySource(name, file, nbytes - first), form, progress)
 
 
 def _beginning(file: io.FileIO) -> bytes:

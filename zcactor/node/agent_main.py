@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zcactor.folders import working_directory
-from zcactor.node.door import Door
 from zcactor.standard import open_standard
 from zcactor.transport.os_process import OsProcess, pid_space
 from zcactor.workers.orphans import MARK, keep_orphans
@@ -36,8 +35,35 @@ if TYPE_CHECKING:
 
     from zcactor.node.head_state import HeadBeginning
     from zcactor.node.standby import StandbyBeginning
+    from zcactor.transport.base import Connection
 
-__all__ = ["AGAIN", "SECRETS", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
+__all__ = ["AGAIN", "SECRETS", "Door", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
+
+
+class Door:
+    """A door that is closed at first.
+
+    Args:
+        serve: takes a connection, once the door is open.
+    """
+
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
+        self._serve = serve
+        self._waiting: list[Connection] | None = []
+
+    def accepted(self, connection: Connection) -> None:
+        """Take a connection, now or when the door opens."""
+        if self._waiting is None:
+            self._serve(connection)
+        else:
+            self._waiting.append(connection)
+
+    def open(self) -> None:
+        """Open the door for those who wait and all others. Idempotent."""
+        waiting, self._waiting = self._waiting or [], None
+        for connection in waiting:
+            self._serve(connection)
+
 
 _BOOTSTRAP = (
     "import sys; sys.path[:] = {path!r}; from zcactor.node.agent_main import main; main({fd}, {lock_fd}, {parent})"

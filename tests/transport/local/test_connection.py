@@ -12,7 +12,7 @@ import pytest
 from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import PeerInfo, RemoteRegion
-from zcactor.transport.local.connection import LocalConnection
+from zcactor.transport.local.endpoint import LocalConnection
 from zcactor.transport.mapping import Mapping
 
 NBYTES = 8192
