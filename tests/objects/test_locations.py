@@ -236,7 +236,7 @@ async def test_what_is_wanted_several_times_at_once_comes_once(nbytes: int) -> N
 class Way:
     """A stand-in of a connection and its session; pulls fail with the given error."""
 
-    kind = "tcp"
+    one_sided = False
     integrity = "none"
 
     def __init__(self, error: ZcactorError | None = None) -> None:

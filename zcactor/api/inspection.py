@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from zcactor.api.device_paths import DevicePath, device_path
 from zcactor.api.handle import ActorHandle
@@ -214,28 +214,9 @@ async def explain(handle: object) -> PeerPath:
     connection = session.connection
     rejected = _not_tried(connection.kind, process.config.transports.split(",")) | connection.rejected
     return PeerPath(
-        connection.kind, _why(connection), rejected, sorted(times)[len(times) // 2], connection.eager_limit,
+        connection.kind, connection.describe(), rejected, sorted(times)[len(times) // 2], connection.eager_limit,
         connection.sealed, connection.integrity, await device_path(process, session),
     )  # fmt: skip
-
-
-def _why(connection: Any) -> str:
-    """Describe a connection for people."""
-    if connection.kind == "loopback":
-        return "the actor lives in this process"
-    if connection.kind == "local":
-        return "same host: frames over a unix socket, arrays mapped in place"
-    if connection.kind == "verbs":
-        frames = ", frames sealed" if connection.seals_payloads else ""
-        return f"RDMA, proven by a message and a READ{frames}: {connection.describe()}"
-    further = "further sockets"
-    if connection.undialled:
-        further += f" that the peer opens, as this process cannot reach it ({connection.undialled})"
-    if connection.tls:
-        return f"frames and arrays over TCP by TLS; arrays received into the store over {further}"
-    frames = "frames over TCP, sealed" if connection.sealed else "frames over TCP"
-    arrays = "arrays authenticated and received" if connection.integrity == "arrays" else "arrays received"
-    return f"{frames}; {arrays} into the store over {further}"
 
 
 def _not_tried(kind: str, allowed: list[str]) -> dict[str, str]:

@@ -257,7 +257,7 @@ class Locations:
     async def _bring(self, part: Part, sealed: bool = False) -> Part:
         kind, lease, _, nbytes, authenticate = part
         try:
-            least = LOCATED_READ_NBYTES if lease.session.connection.kind == "verbs" else LOCATED_NBYTES
+            least = LOCATED_READ_NBYTES if lease.session.connection.one_sided else LOCATED_NBYTES
             if kind == RegionKind.ARRAY and nbytes >= least:
                 holder = await self._from_anywhere(lease, authenticate, sealed)
             else:
@@ -360,7 +360,7 @@ class Locations:
                 if not session.is_replaced:
                     raise
         nbytes, integrity = wanted.nbytes, connection.integrity
-        if connection.kind == "verbs":
+        if connection.one_sided:
             self._counters.bytes_read += nbytes
         else:
             self._counters.bytes_received += nbytes

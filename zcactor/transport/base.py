@@ -96,6 +96,8 @@ class Connection(Protocol):
     peer: PeerInfo
     maps: bool
     """Whether `map` reaches the peer's arena. Where it does not, `pull` copies the bytes."""
+    one_sided: bool
+    """Whether `pull` reads the peer's memory without its processor, by RDMA READ."""
     mapping: Mapping | None
     """The windows onto the peer's arena, read-only; None where it is not mapped by them, and once nothing more is
     mapped."""
@@ -113,6 +115,9 @@ class Connection(Protocol):
     @property
     def sealed(self) -> bool:
         """Whether the frames are encrypted and authenticated, or never leave the host."""
+
+    def describe(self) -> str:
+        """Describe the way that frames and arrays take, for people, and the problems so far."""
 
     @property
     def integrity(self) -> str:

@@ -37,6 +37,8 @@ class BaseConnection(ABC):
     fetch_extents: Any = None
     """See `zcactor.transport.base.Connection`. None unless a subclass leads to a process of this host."""
 
+    one_sided = False
+    """See `zcactor.transport.base.Connection`. False unless a subclass reads by RDMA."""
     unsent: bytes | None = None
     """See `zcactor.transport.base.Connection`. None unless a subclass sees it before it has read all."""
     lies_unread = False

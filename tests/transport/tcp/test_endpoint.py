@@ -118,9 +118,9 @@ class TestOwnerBehindAWall(PullingSuite):
     async def test_says_so(self, pair: ConnectedPair, source: bytes) -> None:
         left, right = pair.left, pair.right
         assert isinstance(left, TcpConnection) and isinstance(right, TcpConnection)
-        assert left.undialled == ""
+        assert "the peer opens" not in left.describe()
         await left.pull(region(0, 100), pair.sides[0].address, pair.sides[0])
-        assert "refused" in left.undialled and right.undialled == ""
+        assert "refused" in left.describe() and "the peer opens" not in right.describe()
 
 
 class TestSealedOwnerBehindAWall(TestOwnerBehindAWall):

@@ -44,7 +44,7 @@ class TestTls(PullingSuite):
     async def test_is_by_tls(self, pair: ConnectedPair) -> None:
         for connection in (pair.left, pair.right):
             assert isinstance(connection, TlsConnection)
-            assert connection.sealed and connection.tls and connection.native_out is None
+            assert connection.sealed and "by TLS" in connection.describe() and connection.native_out is None
             assert connection._sock.version() == "TLSv1.3"  # type: ignore[attr-defined]
 
     async def test_sealing_is_not_used_in_addition(self, tls_folder: Path) -> None:

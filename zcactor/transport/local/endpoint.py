@@ -85,6 +85,10 @@ class LocalConnection(StreamConnection):
         self._writable_lock = asyncio.Lock()
         self._writable_open = False
 
+    def describe(self) -> str:
+        """See `zcactor.transport.base.Connection`."""
+        return "same host: frames over a unix socket, arrays mapped in place"
+
     def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
         """See `zcactor.transport.base.Connection.map`."""
         mapping, size = self.mapping, self.peer.arena_nbytes

@@ -109,6 +109,10 @@ class LoopbackConnection(BaseConnection):
     def __repr__(self) -> str:
         return f"<LoopbackConnection to process {self.peer.process.hex()}, {'closed' if self._lost else 'open'}>"
 
+    def describe(self) -> str:
+        """See `zcactor.transport.base.Connection`."""
+        return "the actor lives in this process"
+
     def join(self, other: LoopbackConnection) -> None:
         """Make `other` the end that receives from this one."""
         self._other = other

@@ -49,8 +49,6 @@ class TcpConnection(StreamConnection):
 
     kind = "tcp"
     maps = False
-    tls: ClassVar[bool] = False
-    """Whether pulled bytes are encrypted, too."""
     channel: ClassVar[type[Channel]] = Channel
     """The class of data sockets where frames are not encrypted."""
     mapping: Mapping | None = None
@@ -156,10 +154,16 @@ class TcpConnection(StreamConnection):
             self._offers.add(offer)
             offer.add_done_callback(self._offers.discard)
 
-    @property
-    def undialled(self) -> str:
-        """The reason why the peer opens the data sockets for the pulls of this process; empty where it does not."""
-        return self._puller.undialled
+    def describe(self) -> str:
+        """See `zcactor.transport.base.Connection`."""
+        frames = "frames over TCP, sealed" if self.sealed else "frames over TCP"
+        arrays = "arrays authenticated and received" if self.integrity == "arrays" else "arrays received"
+        return f"{frames}; {arrays} into the store over {self._further_sockets()}"
+
+    def _further_sockets(self) -> str:
+        reason = self._puller.undialled
+        why = f" that the peer opens, as this process cannot reach it ({reason})" if reason else ""
+        return f"further sockets{why}"
 
     async def flow(self, region: RemoteRegion) -> Flow | None:
         """See `zcactor.transport.base.Connection`."""

@@ -76,12 +76,15 @@ class TlsConnection(TcpConnection):
     Args: as for `TcpConnection`, with data sockets that use TLS, too.
     """
 
-    tls: ClassVar[bool] = True
     channel: ClassVar[type[Channel]] = TlsChannel
 
     def __init__(self, sock: socket.socket, *args: Any, **settings: Any) -> None:
         super().__init__(sock, *args, native=False, **settings)
         self._going_on = False  # reading, in a later turn
+
+    def describe(self) -> str:
+        """See `zcactor.transport.base.Connection`."""
+        return f"frames and arrays over TCP by TLS; arrays received into the store over {self._further_sockets()}"
 
     @property
     def integrity(self) -> str:

@@ -251,6 +251,7 @@ class VerbsConnection(BaseConnection):
 
     kind = "verbs"
     maps = False
+    one_sided = True
     lies_unread = True
     mapping: Mapping | None = None
     writable_mapping: Mapping | None = None
@@ -556,10 +557,11 @@ class VerbsConnection(BaseConnection):
         return 0 if quiet else super().turns_behind()
 
     def describe(self) -> str:
-        """Describe both ends of the path, and the problems of pulls so far."""
+        """See `zcactor.transport.base.Connection`. Both ends of the path, and the problems of pulls so far."""
         engine = self._engine
         known = [self.pairs.describe(), engine.extents.refused, self._reach.by_socket, engine.seals.shortage]
-        return "; ".join(one for one in known if one)
+        frames = ", frames sealed" if self.seals_payloads else ""
+        return f"RDMA, proven by a message and a READ{frames}: " + "; ".join(one for one in known if one)
 
     @property
     def extents(self) -> ExtentTable:
