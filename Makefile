@@ -201,4 +201,4 @@ bench: $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find zcactor tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find zcactor simulation tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -258,7 +258,7 @@ def command_line() -> _Parser:
 
 
 def _commit() -> str:
-    """The commit of the package's own repository; ``unknown`` without one."""
+    """The commit of this clone; ``unknown`` without one."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

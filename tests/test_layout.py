@@ -8,15 +8,16 @@ import gc
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "zcactor"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_fbs" not in path.parts)
-NAMES = [str(path.relative_to(PACKAGE)) for path in MODULES]
+MODULES = sorted(
+    path for room in ("zcactor", "simulation") for path in (ROOT / room).rglob("*.py") if "_fbs" not in path.parts
+)
+NAMES = [str(path.relative_to(ROOT)) for path in MODULES]
 
 
 @functools.cache
 def parse(name: str) -> ast.Module:
     """The syntax tree of one module."""
-    text = (PACKAGE / name).read_text()
+    text = (ROOT / name).read_text()
     gc.disable()  # CPython 3.11 raises SystemError where a finalizer formats a traceback while a syntax tree is built
     try:
         return ast.parse(text, filename=name)
@@ -45,7 +46,7 @@ def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 @functools.cache  # first asked by a test: each process of a run imports this module, and few run its tests
 def contracts() -> set[str]:
-    """The methods whose contract is in a Protocol of the package: implementations need not repeat it."""
+    """The methods whose contract is in a Protocol of these: implementations need not repeat it."""
     found: set[str] = set()
     for name in NAMES:
         for node in ast.walk(parse(name)):

@@ -13,6 +13,7 @@ PAGES = [
     ROOT / "pyproject.toml",
     *sorted(page for page in ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("zcactor/**/*.py")),
+    *sorted(ROOT.glob("simulation/**/*.py")),
 ]
 
 FALSE = {

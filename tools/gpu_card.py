@@ -31,6 +31,8 @@ SECONDS: Final = 530.0
 """Seconds of a run: a machine that is lent for ten minutes has some left."""
 GRACE: Final = 3.0
 """Seconds in which a step ends what it has started."""
+BESIDE: Final = ("benchmarks", "examples", "simulation", "tests", "tools")
+"""Folders that a wheel lacks, and tests import."""
 TAIL: Final = 60
 """Lines of each step on the page."""
 TESTERS: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
@@ -108,7 +110,7 @@ def check(driver: str, out: Path, seconds: float, wheels: Path | None) -> int:
             where = Path(folder) / "checkout"  # the checkout's own package has no built parts
             install(wheels, Path(folder) / "site")
             env["PYTHONPATH"] = str(Path(folder) / "site")
-            for name in ("tools", "tests"):
+            for name in BESIDE:
                 shutil.copytree(ROOT / name, where / name)
             shutil.copy(ROOT / "pyproject.toml", where)
         failed = 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FIRST_LINE", "REFUSED", "Text", "findings", "main", "sources", "texts"]
 
-FOLDERS: Final = ("zcactor", "tests", "benchmarks", "examples", "tools", "docs")
+FOLDERS: Final = ("zcactor", "simulation", "tests", "benchmarks", "examples", "tools", "docs")
 LEFT_OUT: Final = frozenset({"_fbs", "_build", "__pycache__", ".venv", "build"})
 
 _START: Final = r"(?:^|(?<=[.:;!?]\s))"

@@ -33,7 +33,7 @@ def commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         digest = hashlib.blake2b(digest_size=20)
-        for path in sorted((ROOT / "zcactor").rglob("*.py")):
+        for path in sorted(path for room in ("zcactor", "simulation") for path in (ROOT / room).rglob("*.py")):
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
         return digest.hexdigest()
 

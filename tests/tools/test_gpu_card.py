@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,14 @@ def test_the_steps_are_real(tmp_path: Path) -> None:
             files = [each for each in step.command if each.endswith(".py")]
             assert all((gpu_card.ROOT / each).is_file() for each in files), step
     assert gpu_card.steps("cuda", tmp_path)[0].name == "nvidia-smi"
+
+
+def test_the_folders_beside_a_wheel_have_all_that_tests_import() -> None:
+    imported = set[str]()
+    for path in (path for name in gpu_card.BESIDE for path in (gpu_card.ROOT / name).rglob("*.py")):
+        found = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+        imported.update(name for name in found if (gpu_card.ROOT / name).is_dir())
+    assert imported - {"zcactor"} <= set(gpu_card.BESIDE)
 
 
 def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

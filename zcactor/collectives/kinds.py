@@ -28,7 +28,6 @@ Plan = Literal["auto", "eager", "naive", "shared", "direct", "ring", "halving"]
 OPS: Final = ("sum", "mean", "min", "max", "prod")
 PLANS: Final = ("auto", "eager", "naive", "shared", "direct", "ring", "halving")
 _BETWEEN_HOSTS: Final = ("ring", "halving")
-_FLOATS: Final = "fc"
 
 
 def is_narrow_float(dtype: np.dtype[Any]) -> bool:

@@ -8,14 +8,11 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from zcactor.errors import InsufficientResources
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Amounts", "GpuShares", "Ledger", "Order", "QueuedRequest", "request_of"]
 

@@ -29,7 +29,6 @@ from zcactor.rpc.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-    from typing import Any
 
     from zcactor.execution.home import Home
     from zcactor.execution.mailbox import Lane

@@ -24,7 +24,6 @@ from zcactor.process.context import current
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zcactor.loading.progress import Progress
     from zcactor.loading.source import Readable
     from zcactor.objectstore.store import Store
 

@@ -203,7 +203,3 @@ def _same_layout(destination: NDArray[Any], source: NDArray[Any]) -> bool:
         and not destination.dtype.hasobject
         and ((ours.c_contiguous and theirs.c_contiguous) or (ours.f_contiguous and theirs.f_contiguous))
     )
-
-
-def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)

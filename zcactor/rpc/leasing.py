@@ -1,9 +1,4 @@
-"""The leases of one session: granting leases to the peer, and giving back the leases that the peer has granted.
-
-An object may be finalized anywhere, also inside a lock when the garbage collector runs there, so a release only appends
-to a deque. The next frame takes the release along, or a RELEASE frame does in the loop's next turn. A thread that drops
-the arguments of a method which it has run sends their releases itself.
-"""
+"""The leases of one session that the peer is granted: the table as the native part uses it, with the session's lock."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """One connection's conversation: calls out, calls in, streams, leases and credits over ordered frames.
 
 The session is the asyncio shell around pure parts: `codec` for frames, `Credits` for flow control, `LeaseTable` for the
-peer's leases on our objects, `protocol` for the states of a call. The session moves messages; the hub gives calls their
-meaning.
+peer's leases on our objects, `CallState` for the states of a call. The session moves messages; the hub gives calls
+their meaning.
 
 Threads: frames arrive on the loop's thread. Frames may be sent from any thread (a sync method answers from its own), so
 everything that touches the send side happens under `lock`. An object may be finalized anywhere, even inside that lock
-when the garbage collector runs there, so a release only appends to a deque and never takes the lock.
+when the garbage collector runs there, so a release only appends to a deque and never takes the lock. The next frame
+takes the release along, or a RELEASE frame does in the loop's next turn. A thread that drops the arguments of a method
+which it has run sends their releases itself.
 """
 
 from __future__ import annotations

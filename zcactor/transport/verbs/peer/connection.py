@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections import abc
     from collections.abc import Callable, Coroutine
 
-    from zcactor.transport.base import Commit, RemoteRegion
+    from zcactor.transport.base import Commit
     from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.stream.record_layer import Seals
     from zcactor.transport.verbs.device.engine import Engine
