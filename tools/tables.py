@@ -394,7 +394,7 @@ def _testing() -> Iterator[str]:
         # Test kit
 
         The plugin `zcactor.testing.plugin` has these fixtures for pytest. How to switch it on, with an example of each:
-        [Test your actors](../how-to/test-your-actors.md). That page also shows `zc_simulation`, which is in a clone alone.
+        [Test your actors](../how-to/test-your-actors.md). The page also shows `zc_simulation`, which only a clone has.
         """
     )
     fixtures = [name for name in plugin.__all__ if name.startswith("zc_")]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "array_address",
+    "base_of",
     "byte_bounds",
     "dtype_code",
     "dtype_from_code",
@@ -32,6 +33,7 @@ __all__ = [
     "known_codes",
     "known_dtypes",
     "packed_strides",
+    "plain_of",
     "root_of",
 ]
 
@@ -173,15 +175,25 @@ def _structured(code: Any, depth: int) -> np.dtype[Any]:
     return np.dtype((np.record, dtype)) if kind == "rec" else dtype
 
 
+def base_of(array: Array) -> Any:
+    """The object that `array` holds for its memory as NumPy knows it."""
+    return array.base if type(array) is np.ndarray else np.ndarray.base.__get__(array)
+
+
+def plain_of(array: Array) -> Array:
+    """A plain ndarray over the elements of `array`: a subclass may answer anything for its shape, dtype and flags."""
+    return array if type(array) is np.ndarray else np.asarray(array)
+
+
 def root_of(array: Array) -> Any:
     """Return the object that holds the memory of `array`: the base of the innermost ndarray, or None for NumPy's own
     memory.
 
     For an array of the store this is its ``Block``, for an array received from a peer its ``Lease``.
     """
-    base: Any = array.base
+    base: Any = base_of(array)
     while issubclass(type(base), np.ndarray):
-        inner = base.base
+        inner = base_of(base)
         if inner is None:
             return None
         base = inner
@@ -190,9 +202,9 @@ def root_of(array: Array) -> Any:
 
 def innermost(array: Array) -> Array:
     """The innermost ndarray of `array`: it owns the memory, or its base is the result of `root_of`."""
-    base: Any = array.base
+    base: Any = base_of(array)
     while issubclass(type(base), np.ndarray):
-        array, base = base, base.base
+        array, base = base, base_of(base)
     return array
 
 
@@ -203,6 +215,7 @@ def array_address(array: Array) -> int:
 
 def byte_bounds(array: Array) -> tuple[int, int]:
     """The lowest address that the elements of a non-empty `array` touch, and the address after the highest."""
+    array = plain_of(array)
     low: int = hot.address(array)
     if array.flags.forc:  # contiguous in either order
         return low, low + array.nbytes

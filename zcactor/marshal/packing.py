@@ -17,6 +17,7 @@ from zcactor.marshal.arrays import (
     innermost,
     is_shareable,
     packed_strides,
+    plain_of,
     root_of,
 )
 from zcactor.marshal.foreign import pack_foreign, pack_moved_on_gpu
@@ -185,16 +186,18 @@ class Packing:
             NotPlain: the elements are not plain bytes.
             OutOfMemory: the store has no room for a copy.
         """
-        if not is_shareable(array.dtype):
+        plain = plain_of(array)
+        if not is_shareable(plain.dtype):
             if is_moved(array):
                 raise ValueError(UNUSABLE)
             raise NotPlain
-        if not array.flags.writeable and hot.claimed(array):
+        if not plain.flags.writeable and hot.claimed(array):
             raise ValueError(CLAIMED)
         if self.moved:
             self._check_not_moved(array)
-        if array.nbytes < self.eager_limit:
-            return self._inline(array, writable=False)
+        if plain.nbytes < self.eager_limit:
+            return self._inline(plain, writable=False)
+        del plain  # a view, for which the memory would stay open
         holder: Any = share(self.store, array, self.closed)
         if holder is None:
             holder, array = self._into_store(array)
@@ -202,6 +205,7 @@ class Packing:
 
     def reference(self, array: Array, holder: Any, kind: RegionKind = RegionKind.ARRAY) -> Any:
         """Encode an array whose memory `holder` holds, by reference."""
+        array = plain_of(array)
         if array.flags.c_contiguous:
             low = array_address(array)
             layout: tuple[Any, ...] = (len(self.parts), dtype_code(array.dtype), array.shape)
@@ -214,7 +218,6 @@ class Packing:
         return Ext(Code.ARRAY, encode(layout))
 
     def _inline(self, array: Array, *, writable: bool) -> Any:
-        array = np.asarray(array)
         if array.flags.c_contiguous:
             layout: tuple[Any, ...] = (array.tobytes(), dtype_code(array.dtype), array.shape, writable)
         else:
@@ -230,20 +233,22 @@ class Packing:
         if entry is not None:
             return root_of(entry[1]), entry[1]
         reason = reason_to_copy(self.store, array)
-        low, high = byte_bounds(array)
-        block, copied = self.copies.known(low, high - low), array
-        if block is not None and high - low == array.nbytes == block.nbytes:
-            copied = placed(array, np.asarray(block))
-        if copied is array or not is_as_placed(array, copied):
+        plain = plain_of(array)
+        low, high = byte_bounds(plain)
+        block, copied = self.copies.known(low, high - low), plain
+        if block is not None and high - low == plain.nbytes == block.nbytes:
+            copied = placed(plain, np.asarray(block))
+        if copied is plain or not is_as_placed(plain, copied):
             if reason == OUTSIDE:
-                self.copies.warn_of_large(array.nbytes)
-            block, copied = snapshot(self.store, self.copies, np.asarray(array), reason)
-            if high - low == array.nbytes:
-                self.copies.remember(low, array.nbytes, block, innermost(array))
+                self.copies.warn_of_large(plain.nbytes)
+            block, copied = snapshot(self.store, self.copies, plain, reason)
+            if high - low == plain.nbytes:
+                self.copies.remember(low, plain.nbytes, block, innermost(array))
+        del plain
         self._placed[id(array), False] = (array, copied)
         outside = reason == OUTSIDE and type(array) is not np.memmap
         if outside and (root_of(array) is not None or closable(array)):
-            if array.flags.writeable:
+            if plain_of(array).flags.writeable:
                 self.closed.append((None, None, [array]))
             hot.keep(array)
         return block, copied

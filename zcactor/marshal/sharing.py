@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.later import np
-from zcactor.marshal.arrays import byte_bounds, innermost, root_of
+from zcactor.marshal.arrays import base_of, byte_bounds, innermost, root_of
 from zcactor.marshal.placing import place
 from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
@@ -73,7 +73,7 @@ def closable(array: Array) -> bool:
     too: a view of a subclass is never closed. Buffers of `array` itself are not found either.
     """
     root = root_of(array)
-    if type(array) is not np.ndarray and array.base is not None:
+    if type(array) is not np.ndarray and base_of(array) is not None:
         return False
     if issubclass(type(root), Block | Lease):
         if root.array is not None and root.array() is array:
@@ -146,7 +146,7 @@ def _chain(array: Array) -> Iterator[Array]:
     base: Any = array
     while issubclass(type(base), np.ndarray):
         yield base
-        base = base.base
+        base = base_of(base)
 
 
 def share_at(store: Store, low: int, high: int) -> Block | None:
