@@ -537,6 +537,7 @@ class ActorRunner:
         else:
             self._answers.status(incoming, Status.STREAM_END)
         finally:
+            incoming.stream = None  # each of the two holds the other, and the call its arguments
             mailbox.task_ended()
 
     def _start_generator(self, incoming: Incoming, spec: MethodSpec) -> None:
@@ -588,8 +589,9 @@ class ActorRunner:
 
     def cancel(self, incoming: Incoming) -> None:
         """Cancel a call whose caller has cancelled it, or is gone. On the loop's thread."""
-        if incoming.stream is not None:
-            incoming.stream.close()
+        stream = incoming.stream  # the actor's thread may end it meanwhile
+        if stream is not None:
+            stream.close()
         if incoming.task is not None:
             incoming.task.cancel()
         elif not incoming.started and (self._by_code[incoming.code].drop_held(incoming) or incoming.blockers):

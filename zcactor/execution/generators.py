@@ -106,17 +106,21 @@ class SyncProducer:
         except BaseException as error:  # the caller has its answer, so this exception can only be logged
             log_failure("a generator raised while it was being closed after a failure", error)
 
+    def _end(self, status: int) -> None:
+        self._ended(status)
+        self._incoming.stream = None  # each of the two holds the other, and the call its arguments
+
     def step(self) -> None:
         """Send one item, then queue the next step behind the waiting calls."""
         try:
             if self._closed:
                 self._generator.close()
-                self._ended(Status.CANCELLED)
+                self._end(Status.CANCELLED)
                 return
             try:
                 item = next(self._generator)
             except StopIteration:
-                self._ended(Status.STREAM_END)
+                self._end(Status.STREAM_END)
                 return
             packed = self._pack(item)
             del item
@@ -124,6 +128,7 @@ class SyncProducer:
         except BaseException as error:
             self._leave()
             self._failed(error)
+            self._incoming.stream = None
             return
         self._index += 1
         with self._lock:

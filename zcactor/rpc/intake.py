@@ -264,8 +264,9 @@ class Intake:
                 self._hub.cancel_received(found)
         elif kind == _STREAM_CREDIT:
             found = self._incoming.get(message_id)
-            if found is not None and found.stream is not None:
-                found.stream.credit(extra)
+            stream = None if found is None else found.stream  # the actor's thread may end it meanwhile
+            if stream is not None:
+                stream.credit(extra)
         elif kind == _GOODBYE:
             self._session.goodbye = True
         elif kind == _DIAL:
