@@ -104,11 +104,11 @@ def _dumps(packing: Packing, error: BaseException) -> Any:
     plain = _plain(error)
     if plain is not None and error.__cause__ is None and error.__context__ is None:
         return plain
-    mark = len(packing.parts)
+    mark = packing.mark()
     try:
         return pickling.dumps(packing, error)
     except BaseException:  # a foreign __reduce__ may raise anything, and then the text goes alone
-        del packing.parts[mark:]
+        packing.go_back(mark)
         return plain
 
 

@@ -39,6 +39,7 @@ from zcactor.marshal.sharing import (
     closable,
     is_of,
     reason_to_copy,
+    reopen,
     seal_copy,
     share,
     snapshot,
@@ -127,6 +128,17 @@ class Packing:
         self.parts.append(part)
         return len(self.parts) - 1
 
+    def mark(self) -> tuple[int, int, int]:
+        """The state of the message, for `go_back`."""
+        return len(self.parts), len(self.moved), len(self.closed)
+
+    def go_back(self, mark: tuple[int, int, int]) -> None:
+        """Take back all that was added to the message since `mark`, for another attempt, or because it is left out."""
+        parts, moved, closed = mark
+        del self.parts[parts:], self.moved[moved:]
+        reopen(self.closed[closed:])
+        del self.closed[closed:]
+
     def pack_argument(self, value: Any) -> Any:
         """Pack one top-level argument: like `pack`, but values that are resolved for the callee are treated
         differently."""
@@ -135,12 +147,11 @@ class Packing:
 
     def pack(self, value: Any) -> Any:
         """Return the encodable form of one top-level value: plain where possible, otherwise pickled as a whole."""
-        parts, moved = len(self.parts), len(self.moved)
+        mark = self.mark()
         try:
             return self._plain(value, 0)
         except NotPlain:
-            del self.parts[parts:]
-            del self.moved[moved:]
+            self.go_back(mark)
         stream, buffers = pickling.dumps(self, value)  # out of the handler, which errors would name
         return Ext(Code.PICKLE, encode((buffers, stream)))
 
@@ -229,10 +240,19 @@ class Packing:
     def _into_store(self, array: Array) -> tuple[Any, Array]:
         """Return the block and the array in the store that hold the elements of `array`: a remembered copy, or a new
         one. A piece of an open array stays as it is; others become read-only."""
-        entry = self._placed.get((id(array), False))
-        if entry is not None:
-            return root_of(entry[1]), entry[1]
         reason = reason_to_copy(self.store, array)
+        entry = self._placed.get((id(array), False))
+        if entry is None:
+            entry = self._placed[id(array), False] = array, self._copied(array, reason)
+        copied = entry[1]
+        outside = reason == OUTSIDE and type(array) is not np.memmap
+        if outside and (root_of(array) is not None or closable(array)):
+            if plain_of(array).flags.writeable:
+                self.closed.append((None, None, [array]))
+            hot.keep(array)
+        return root_of(copied), copied
+
+    def _copied(self, array: Array, reason: str) -> Array:
         plain = plain_of(array)
         low, high = byte_bounds(plain)
         block, copied = self.copies.known(low, high - low), plain
@@ -244,14 +264,7 @@ class Packing:
             block, copied = snapshot(self.store, self.copies, plain, reason)
             if high - low == plain.nbytes:
                 self.copies.remember(low, plain.nbytes, block, innermost(array))
-        del plain
-        self._placed[id(array), False] = (array, copied)
-        outside = reason == OUTSIDE and type(array) is not np.memmap
-        if outside and (root_of(array) is not None or closable(array)):
-            if plain_of(array).flags.writeable:
-                self.closed.append((None, None, [array]))
-            hot.keep(array)
-        return block, copied
+        return copied
 
     def allocate(self, count: int, dtype: Any) -> Array:
         """Allocate uninitialised memory for `count` elements that a reduction writes anew, in the store where they go

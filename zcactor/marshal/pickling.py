@@ -186,7 +186,12 @@ class Pickling(ArrayPacking, Protocol):
     """The message that a pickle is part of, on its way out; see `zcactor.marshal.packing.Packing`."""
 
     authenticate: int
-    parts: list[Any]
+
+    def mark(self) -> Any:
+        """The state of the message, for `go_back`."""
+
+    def go_back(self, mark: Any) -> None:
+        """Take back all that was added to the message since `mark`."""
 
     def pack_moved(self, move: Any) -> Any:
         """Encode an array that is handed over."""
@@ -443,23 +448,23 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     Raises:
         Exception: the error of the value's own reduction (TypeError, pickle.PicklingError and others).
     """
-    mark = len(packing.parts)
+    mark = packing.mark()
     exceptions = Exceptions(None)
     try:
         return _dumps(packing, value, exceptions)
     except (Exception, SystemExit):  # of the value's own code: it is raised again, here or by the second attempt
         if not exceptions.found:
             raise
-    del packing.parts[mark:]
+    packing.go_back(mark)
 
     def attempt(part: Any) -> BaseException | None:
-        before = len(packing.parts)
+        before = packing.mark()
         try:
             _dumps(packing, part, thorough)
         except (Exception, SystemExit) as error:
             return error
         finally:
-            del packing.parts[before:]
+            packing.go_back(before)
         return None
 
     thorough = Exceptions(attempt)
