@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -297,3 +298,38 @@ def test_an_interface_is_read_once() -> None:
         Interface.of(type(f"Other{number}", (), {}))
     assert len(interfaces._interfaces) <= REMEMBERED
     assert Interface.of(Everything).wire() == interface.wire()
+
+
+class Answering:
+    """A callable object that answers every question by a function."""
+
+    def __init__(self, answer: Callable[[str], Any]) -> None:
+        self.__dict__["answer"] = answer
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["answer"](name)
+
+    def __call__(self) -> int:
+        return 1
+
+
+def _raise(name: str) -> Any:
+    raise KeyError(name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Answering(_raise),
+        lambda: Answering(dict[str, int]().__getitem__),
+        lambda: Answering(lambda _: 5),
+        lambda: mock.call,
+        mock.MagicMock,
+    ],
+)
+def test_a_callable_object_with_answers_of_its_own_is_a_method_of_any_arguments(make: Callable[[], Any]) -> None:
+    made = type("Made", (), {"client": make(), "ping": lambda self: 1})
+    interface = Interface.of(made)
+    assert [spec.name for spec in interface.methods] == ["client", "ping"]
+    assert interface.by_name["client"].kind == MethodKind.SYNC and not interface.is_async
+    interface.by_name["client"].check((1, 2), {"a": 3})

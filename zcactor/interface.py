@@ -62,7 +62,11 @@ class MethodKind(IntEnum):
 
 def method_options(function: Any) -> Mapping[str, Any]:
     """The options given to `@zc.method`; empty without that decorator."""
-    return getattr(function, MARK, {})
+    try:
+        found = getattr(function, MARK, {})
+    except Exception:  # a callable object with a __getattr__ of its own
+        return {}
+    return found if type(found) is dict else {}
 
 
 class MethodSpec:
@@ -412,19 +416,22 @@ def _remembered(known: dict[int, R], actor_class: type, read: Callable[[type], R
 
 
 def _kind_of(function: Callable[..., Any]) -> MethodKind:
-    if inspect.isasyncgenfunction(function):
-        return MethodKind.ASYNC_GENERATOR
-    if inspect.iscoroutinefunction(function):
-        return MethodKind.ASYNC
-    if inspect.isgeneratorfunction(function):
-        return MethodKind.GENERATOR
+    try:
+        if inspect.isasyncgenfunction(function):
+            return MethodKind.ASYNC_GENERATOR
+        if inspect.iscoroutinefunction(function):
+            return MethodKind.ASYNC
+        if inspect.isgeneratorfunction(function):
+            return MethodKind.GENERATOR
+    except Exception:  # a callable object with a __getattr__ of its own, which is no function
+        return MethodKind.SYNC
     return MethodKind.INLINE if method_options(function).get("inline") else MethodKind.SYNC
 
 
 def _parameters(function: Callable[..., Any], skip_first: bool) -> list[Any]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature: the actor checks the arguments
+    except Exception:  # some builtins and callable objects have no signature: the actor checks the arguments
         return [["args", _VAR_POSITIONAL, False], ["kwargs", int(inspect.Parameter.VAR_KEYWORD), False]]
     if skip_first and parameters and parameters[0].kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD):
         parameters = parameters[1:]
