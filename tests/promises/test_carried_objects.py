@@ -35,13 +35,20 @@ async def _failure(call: Any) -> BaseException:
     raise AssertionError(f"it gave {found!r}")
 
 
+def described_by(value: Any) -> list[Any]:
+    """Arrays and a scalar whose dtypes have the value in their metadata."""
+    dtype = np.dtype("f8", metadata={"value": value})
+    fields = np.dtype([("a", "i4"), ("b", dtype)])
+    return [np.zeros(3, dtype), np.zeros(EAGER, dtype), np.zeros(3, fields), np.zeros(3, fields)[0]]
+
+
 async def test_errors_of_unpickling_are_told_as_they_are() -> None:
     async with asyncio.timeout(PATIENCE), zc.init():
         carrier: Any = await carried.Carrier.spawn()
         for name, (make, kind) in carried.RAISING.items():
             quiet = issubclass(kind, Exception)
             for take in (carrier.take, carrier.take_inline, carrier.take_async):
-                for value in (make(), [make()]):
+                for value in (make(), [make()], *described_by(make())):
                     error = await _failure(take(value))
                     assert isinstance(error, kind if quiet else zc.RemoteError), (name, error)
                     assert not isinstance(error, zc.ProtocolError)

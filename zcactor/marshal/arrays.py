@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from pickle import PickleError
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ProtocolError
@@ -105,6 +104,7 @@ def dtype_from_code(code: Any) -> np.dtype[Any]:
 
     Raises:
         ProtocolError: the code names no dtype of plain bytes.
+        Exception: the error of unpickling the dtype's metadata, as it is.
     """
     if type(code) is str:
         dtype = known_dtypes.get(code)
@@ -114,10 +114,15 @@ def dtype_from_code(code: Any) -> np.dtype[Any]:
                 hot.with_numpy()
                 known_dtypes[code] = dtype
         return dtype
-    dtype = _parse_code(code)
-    if dtype.subdtype is not None:
-        raise ProtocolError(f"{code!r} names no dtype of an array's elements")
-    return dtype
+    try:
+        dtype = _parse_code(code)
+    except _MetadataError as carrier:
+        error = carrier.error
+    else:
+        if dtype.subdtype is not None:
+            raise ProtocolError(f"{code!r} names no dtype of an array's elements")
+        return dtype
+    raise error
 
 
 def _parse_code(code: Any, depth: int = 0) -> np.dtype[Any]:
@@ -129,19 +134,34 @@ def _parse_code(code: Any, depth: int = 0) -> np.dtype[Any]:
         elif code[0] == "sub":
             dtype = np.dtype((_parse_code(code[1], depth + 1), tuple(code[2])))
         elif code[0] == "meta":
-            # The peer has been authenticated, and sends other pickles, too.
-            dtype = np.dtype(_parse_code(code[1], depth + 1), metadata=pickle.loads(code[2]))
+            dtype = np.dtype(_parse_code(code[1], depth + 1), metadata=_metadata(code[2]))
         else:
             dtype = _structured(code, depth)
     except ImportError as error:
         raise ProtocolError(
             f"an array of dtype {code!r} needs the package ml_dtypes here: pip install ml_dtypes"
         ) from error
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, PickleError, EOFError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
         raise ProtocolError(f"{code!r} names no dtype: {error}") from error
     if not is_shareable(dtype):
         raise ProtocolError(f"{code!r} names a dtype whose elements are not plain bytes")
     return dtype
+
+
+class _MetadataError(Exception):
+    """The carrier of an error of the user's own code through the handlers for malformed codes."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _metadata(pickled: Any) -> Any:
+    if type(pickled) is not bytes:
+        raise TypeError("its metadata is not pickled")
+    try:
+        return pickle.loads(pickled)  # the peer has been authenticated, and sends other pickles, too
+    except Exception as error:
+        raise _MetadataError(error) from error
 
 
 def _simple(code: str) -> np.dtype[Any]:

@@ -121,7 +121,7 @@ class Unpacking:
                 raise ProtocolError(f"a tuple's items are of type {type(items).__name__} instead of a list")
             return tuple(items)
         if code == Code.SCALAR:
-            return unpack_scalar(data)
+            return unpack_scalar(data, self._dtype)
         if code == Code.BIG_INT:
             return int.from_bytes(data, "little", signed=True)
         if code == Code.PICKLE:
@@ -134,9 +134,18 @@ class Unpacking:
             raise ProtocolError(f"a payload has an extension of unknown code {code}")
         return unpack(self, data)
 
+    def _dtype(self, code: Any) -> np.dtype[Any]:
+        try:
+            return dtype_from_code(code)
+        except ProtocolError:
+            raise
+        except BaseException as error:  # of the user's own metadata
+            self.foreign = error
+            raise
+
     def _array(self, index: int, code: Any, shape: Any, strides: Any = None, inner: Any = 0) -> Array:
         part = self.part(index)
-        dtype = dtype_from_code(code)
+        dtype = self._dtype(code)
         holder = part.holder
         if type(holder) is Lease:
             root = np.asarray(holder)
@@ -159,7 +168,7 @@ class Unpacking:
         return array
 
     def _inline(self, raw: Any, code: Any, shape: Any, writable: Any, strides: Any = None) -> Array:
-        dtype = dtype_from_code(code)
+        dtype = self._dtype(code)
         if type(raw) is not bytes:
             raise ProtocolError(f"the elements of an array are of type {type(raw).__name__} instead of bytes")
         root: Array = np.frombuffer(raw or b"\0", np.uint8).copy()  # NumPy wants a buffer even for no elements

@@ -90,13 +90,13 @@ def pack_scalar(value: np.generic) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(Code.SCALAR, encode((dtype_code(dtype), array.tobytes())))
 
 
-def unpack_scalar(data: memoryview) -> Any:
-    """Make the NumPy scalar that `pack_scalar` encoded."""
+def unpack_scalar(data: memoryview, dtype_of: Callable[[Any], np.dtype[Any]] = dtype_from_code) -> Any:
+    """Make the NumPy scalar that `pack_scalar` encoded. `dtype_of` decodes its dtype."""
     fields = decode_small(data)
     if type(fields) is not list or len(fields) != 2 or type(fields[1]) is not bytes:
         raise ProtocolError("a scalar is malformed")
     code, raw = fields
-    dtype = dtype_from_code(code)
+    dtype = dtype_of(code)
     if len(raw) != dtype.itemsize:
         raise ProtocolError(f"a scalar of dtype {dtype} has {len(raw)} bytes instead of {dtype.itemsize}")
     try:
