@@ -122,7 +122,10 @@ def dtype_from_code(code: Any) -> np.dtype[Any]:
         if dtype.subdtype is not None:
             raise ProtocolError(f"{code!r} names no dtype of an array's elements")
         return dtype
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # its traceback holds this frame
 
 
 def _parse_code(code: Any, depth: int = 0) -> np.dtype[Any]:
