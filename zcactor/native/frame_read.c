@@ -277,9 +277,6 @@ static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key,
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
-/* A FORWARD frame is processed ahead of its turn, and booked in its turn. */
-enum { IN_TURN, AHEAD_OF_TURN };
-
 /* Keep a FORWARD frame for its call, which may follow in the batch: 1 done, -1 an exception. */
 static int keep_forward(Wire *self, PyObject *id, unsigned int number, unsigned long long key, const char *target) {
     PyObject *ahead = self->given[AHEAD], *kept = Py_XNewRef(PyDict_GetItemWithError(ahead, id));
@@ -290,14 +287,14 @@ static int keep_forward(Wire *self, PyObject *id, unsigned int number, unsigned 
     Py_XDECREF(kept);
     return done < 0 ? -1 : 1;
 }
-/* Process a FORWARD frame: ahead of its turn call on_forward(id, key, number, target) where its call is open, otherwise
- * keep it; in its turn book its fields. 1 done, 0 Python must look at it, -1 an exception. */
-static int take_forward(Wire *self, const unsigned char *frame, int how, const unsigned char *releases,
+/* Process a FORWARD frame: `early`, ahead of its turn, call on_forward(id, key, number, target) where its call is open,
+ * otherwise keep it; in its turn book its fields. 1 done, 0 Python must look at it, -1 an exception. */
+static int take_forward(Wire *self, const unsigned char *frame, int early, const unsigned char *releases,
                         uint64_t nreleases, uint64_t payload) {
     unsigned long long id = GET(uint64_t, frame + AT_ID), key = GET(uint64_t, frame + AT_EXTRA);
     unsigned int number = GET(uint16_t, frame + AT_CODE);
     if (!key || number >= MAX_FORWARDS || payload != 16 || GET(uint32_t, frame + AT_NREGIONS)) return 0;
-    if (how != AHEAD_OF_TURN) return judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0 ? -1 : 1;
+    if (!early) return judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0 ? -1 : 1;
     const char *target = (const char *)releases + nreleases * RELEASE_NBYTES + 4;
     PyObject *name = PyLong_FromUnsignedLongLong(id);
     int open = name ? PyDict_Contains(self->given[OPEN], name) : -1, taken = -1;
@@ -310,83 +307,56 @@ static int take_forward(Wire *self, const unsigned char *frame, int how, const u
     Py_XDECREF(name);
     return taken;
 }
-typedef struct { /* a call that has arrived; its references are owned */
-    PyObject *list, *forwards; /* its arguments; its FORWARD frames, or NULL */
-    uint64_t id, timeout;
-    uint32_t actor;
-    uint16_t code;
-    int linked; /* whether there are promises among the arguments */
-} Arrived;
-/* Let go of the references of a call. */
-static void arrived_clear(Arrived *call) {
-    Py_CLEAR(call->list);
-    Py_CLEAR(call->forwards);
-}
 /* Call host.receive_plain(session, id, code, timeout_ns, arguments), or receive_linked(the same, forwards) for a
  * call with promises or FORWARD frames. Without a host call on_call(actor, id, code, timeout_ns, arguments). The
- * call is handed over, so that no reference of this function keeps an argument alive. 0, or -1 with an exception. */
-static int deliver(Wire *self, Arrived *call) {
-    PyObject *id = PyLong_FromUnsignedLongLong(call->id), *done = NULL, *host = NULL, *session = self->given[SESSION],
-             *on_call = self->given[ON_CALL];
-    PyObject *actor = PyLong_FromUnsignedLong(call->actor), *code = PyLong_FromLong(call->code),
-             *timeout = PyLong_FromUnsignedLongLong(call->timeout);
-    int twice = id && actor && code && timeout ? PyDict_Contains(self->given[OPEN], id) : -1;
+ * list is handed over, so that no reference of this function keeps an argument alive. 1, or -1 with an exception. */
+static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Values *values,
+                     const unsigned char *regions) {
+    PyObject *ahead = self->given[AHEAD], *forwards = NULL, *done = NULL, *host = NULL;
+    if (PyDict_GET_SIZE(ahead)) {
+        forwards = Py_XNewRef(PyDict_GetItemWithError(ahead, id));
+        if (forwards ? PyDict_DelItem(ahead, id) < 0 : PyErr_Occurred() != NULL) {
+            Py_XDECREF(forwards);
+            return -1;
+        }
+    }
+    if (lease_values(self, values, regions) < 0) {
+        Py_XDECREF(forwards);
+        return -1;
+    }
+    PyObject *actor = PyLong_FromUnsignedLong(GET(uint32_t, frame + AT_ACTOR)),
+             *code = PyLong_FromLong(GET(uint16_t, frame + AT_CODE)),
+             *timeout = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA));
+    int twice = actor && code && timeout ? PyDict_Contains(self->given[OPEN], id) : -1;
     if (twice > 0) PyErr_Format(self->state->protocol_error, "the peer opened call %S twice", id);
     if (!twice) host = Py_XNewRef(PyDict_GetItemWithError(self->given[HOSTS], actor));
     if (!twice && !PyErr_Occurred()) {
-        PyObject *list = call->list, *forwards = call->forwards ? call->forwards : Py_None;
-        PyObject *stack[7] = {host, session, id, code, timeout, list, forwards};
-        Py_INCREF(session);
-        call->list = NULL;
-        if (host && (call->forwards || call->linked))
+        PyObject *session = Py_NewRef(self->given[SESSION]), *list = values->list;
+        values->list = NULL;
+        PyObject *stack[7] = {host, session, id, code, timeout, list, forwards ? forwards : Py_None};
+        if (host && (forwards || values->npromises))
             done = PyObject_VectorcallMethod(self->state->str_receive_linked, stack, 7, NULL);
         else if (host) done = PyObject_VectorcallMethod(self->state->str_receive_plain, stack, 6, NULL);
         else {
-            PyObject *others[6] = {NULL, actor, id, code, timeout, list};
-            Py_INCREF(on_call);
+            PyObject *others[6] = {NULL, actor, id, code, timeout, list}, *on_call = Py_NewRef(self->given[ON_CALL]);
             done = PyObject_Vectorcall(on_call, others + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
             Py_DECREF(on_call);
         }
         Py_DECREF(session);
         Py_DECREF(list);
     }
-    arrived_clear(call);
+    Py_XDECREF(forwards);
     Py_XDECREF(host);
     Py_XDECREF(timeout);
     Py_XDECREF(code);
     Py_XDECREF(actor);
-    Py_XDECREF(id);
     Py_XDECREF(done);
-    return done ? 0 : -1;
-}
-/* Give a call to its host: 1 done, -1 an exception. */
-static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Values *values,
-                     const unsigned char *regions) {
-    PyObject *ahead = self->given[AHEAD];
-    Arrived call = {.id = GET(uint64_t, frame + AT_ID),
-                    .timeout = GET(uint64_t, frame + AT_EXTRA),
-                    .actor = GET(uint32_t, frame + AT_ACTOR),
-                    .code = GET(uint16_t, frame + AT_CODE),
-                    .linked = values->npromises > 0};
-    if (PyDict_GET_SIZE(ahead)) {
-        call.forwards = Py_XNewRef(PyDict_GetItemWithError(ahead, id));
-        if (call.forwards ? PyDict_DelItem(ahead, id) < 0 : PyErr_Occurred() != NULL) {
-            arrived_clear(&call);
-            return -1;
-        }
-    }
-    if (lease_values(self, values, regions) < 0) {
-        arrived_clear(&call);
-        return -1;
-    }
-    call.list = values->list;
-    values->list = NULL;
-    return deliver(self, &call) < 0 ? -1 : 1;
+    return done ? 1 : -1;
 }
 /* Process one frame of `length` bytes behind its prefix: 1 done, 0 Python must do it, -1 an exception. The frame is
- * checked before anything is changed: a call whose answer is refused stays open, and ends with the connection. `how`
- * matters for a FORWARD frame. */
-static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, int how) {
+ * checked before anything is changed: a call whose answer is refused stays open, and ends with the connection.
+ * `early` matters for a FORWARD frame. */
+static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, int early) {
     if (memcmp(frame + 4, self->state->constant, SHARED_NBYTES) || frame[AT_FLAGS]) return 0;
     uint64_t room = (uint64_t)length + 4 - HEAD, nregions = GET(uint32_t, frame + AT_NREGIONS);
     if (nregions * REGION_NBYTES > room || GET(uint32_t, frame + AT_RELEASES_OFFSET) != 44 + nregions * REGION_NBYTES)
@@ -403,7 +373,7 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
     if (payload > room) return 0;
     end = p + payload;
     int kind = frame[AT_KIND];
-    if (kind == KIND_FORWARD) return take_forward(self, frame, how, releases, nreleases, payload);
+    if (kind == KIND_FORWARD) return take_forward(self, frame, early, releases, nreleases, payload);
     int arrays = (int)(nregions > MAX_ARRAYS ? MAX_ARRAYS + 1 : nregions);
     Py_ssize_t count = 1;
     if (kind == KIND_CALL && p < end && (*p & 0xf0) == 0x90) count = *p++ & 15;
@@ -456,9 +426,8 @@ static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_s
     Py_ssize_t at = 0;
     while (at < total) {
         Py_ssize_t length = total - at >= 4 ? (Py_ssize_t)GET(uint32_t, data + at) : -1;
-        int taken = length >= HEAD - 4 && length <= self->max_frame && length <= total - at - 4
-                        ? take_in(self, data + at, length, IN_TURN)
-                        : 0;
+        int whole = length >= HEAD - 4 && length <= self->max_frame && length <= total - at - 4;
+        int taken = whole ? take_in(self, data + at, length, 0) : 0;
         if (taken < 0) return -1;
         if (taken) {
             self->counters->frames_received++;
@@ -484,7 +453,7 @@ static int take_forwards(Wire *self, const unsigned char *data, Py_ssize_t total
     for (Py_ssize_t at = 0, length; total - at >= HEAD; at += length + 4) {
         length = (Py_ssize_t)GET(uint32_t, data + at);
         if (length < HEAD - 4 || length > total - at - 4) return 0;
-        if (data[at + AT_KIND] == KIND_FORWARD && take_in(self, data + at, length, AHEAD_OF_TURN) < 0) return -1;
+        if (data[at + AT_KIND] == KIND_FORWARD && take_in(self, data + at, length, 1) < 0) return -1;
     }
     return 0;
 }

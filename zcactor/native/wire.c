@@ -6,8 +6,8 @@
 static const char *const given_names[NGIVEN] = {
     "leases",      "pending",     "open",           "backlog",        "hosts",      "session",  "make_lease",
     "on_call",     "on_other",    "on_batch",       "on_blocked",     "on_broken",  "on_push",  "on_argument",
-    "on_forward",  "takers",      "ahead",          "announced_type",         "schedule_flush",
-    "call_soon",   "ref_type",    "share",          "block_type",     "store",      "codes",    "dtypes"};
+    "on_forward",  "takers",      "ahead",          "announced_type", "schedule_flush",         "call_soon",
+    "ref_type",    "share",       "block_type",     "store",          "codes",      "dtypes"};
 
 static int wire_traverse(Wire *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
