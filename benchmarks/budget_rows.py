@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.chain import LIMITS
 from benchmarks.harness import Budget, at_least, at_most, exactly, quantity
 from tests.hosts.netns import missing as no_hosts
 
@@ -274,7 +275,7 @@ ON_ONE_HOST: Final[tuple[Row, ...]] = (
     *(
         Row("chain", f"3 chained calls of {name} on one core, next to the same awaited",
             f"3 chained calls, {name}, one core", at_most(limit))
-        for name, limit in (("int", 2.0), ("8 MiB", 0.8))
+        for name, limit in LIMITS.items()
     ),
     Row("graph", "hop from actor to actor in a graph, int, one core, next to half a round trip", "hop, int, one core",
         at_most(1.5)),

@@ -62,11 +62,8 @@ class MethodKind(IntEnum):
 
 def method_options(function: Any) -> Mapping[str, Any]:
     """The options given to `@zc.method`; empty without that decorator."""
-    try:
-        found = getattr(function, MARK, {})
-    except Exception:  # a callable object with a __getattr__ of its own
-        return {}
-    return found if type(found) is dict else {}
+    found = getattr(function, MARK, None)
+    return found if type(found) is dict else {}  # a mock has an answer to every name
 
 
 class MethodSpec:
@@ -147,6 +144,8 @@ _POSITIONAL_OR_KEYWORD = int(inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VAR_POSITIONAL = int(inspect.Parameter.VAR_POSITIONAL)
 _VAR_KEYWORD = int(inspect.Parameter.VAR_KEYWORD)
 _KEYWORD_ONLY = int(inspect.Parameter.KEYWORD_ONLY)
+_ANY: Final = [["args", _VAR_POSITIONAL, False], ["kwargs", _VAR_KEYWORD, False]]
+"""The parameters of a method whose signature is not known: the actor checks the arguments."""
 
 
 class Interface:
@@ -201,10 +200,14 @@ class Interface:
                 continue
             if name in ADDED and getattr(function, "__module__", "") == "zcactor.api.actor":
                 continue
-            kind = _kind_of(static.func if isinstance(static, partialmethod) else function)
-            is_async = is_async or kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR)
-            parameters, options = _parameters(function, bound), method_options(function)
-            methods.append(MethodSpec(len(methods), actor_class.__name__, name, kind, parameters, options))
+            try:
+                kind = _kind_of(static.func if isinstance(static, partialmethod) else function)
+                described = kind, _parameters(function, bound), method_options(function)
+                spec = MethodSpec(len(methods), actor_class.__name__, name, *described)
+            except Exception:  # of a callable object that answers for itself, such as a proxy: the actor calls it
+                spec = MethodSpec(len(methods), actor_class.__name__, name, MethodKind.SYNC, _ANY, {})
+            is_async = is_async or spec.kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR)
+            methods.append(spec)
         if len(methods) > MOST_METHODS:
             raise TypeError(
                 f"{shown(actor_class.__name__)} has {len(methods)} public methods, and a class of actors may have "
@@ -416,23 +419,20 @@ def _remembered(known: dict[int, R], actor_class: type, read: Callable[[type], R
 
 
 def _kind_of(function: Callable[..., Any]) -> MethodKind:
-    try:
-        if inspect.isasyncgenfunction(function):
-            return MethodKind.ASYNC_GENERATOR
-        if inspect.iscoroutinefunction(function):
-            return MethodKind.ASYNC
-        if inspect.isgeneratorfunction(function):
-            return MethodKind.GENERATOR
-    except Exception:  # a callable object with a __getattr__ of its own, which is no function
-        return MethodKind.SYNC
+    if inspect.isasyncgenfunction(function):
+        return MethodKind.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(function):
+        return MethodKind.ASYNC
+    if inspect.isgeneratorfunction(function):
+        return MethodKind.GENERATOR
     return MethodKind.INLINE if method_options(function).get("inline") else MethodKind.SYNC
 
 
 def _parameters(function: Callable[..., Any], skip_first: bool) -> list[Any]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except Exception:  # some builtins and callable objects have no signature: the actor checks the arguments
-        return [["args", _VAR_POSITIONAL, False], ["kwargs", int(inspect.Parameter.VAR_KEYWORD), False]]
+    except (TypeError, ValueError):  # some builtins have no signature
+        return _ANY
     if skip_first and parameters and parameters[0].kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD):
         parameters = parameters[1:]
     return [[p.name, int(p.kind), p.default is not p.empty] for p in parameters]

@@ -357,9 +357,10 @@ class Sums:
     def __init__(self) -> None:
         self.kept: Any = None
 
-    async def total(self, array: np.ndarray[Any, Any]) -> tuple[float, bool, bool]:
+    async def total(self, array: Any) -> tuple[float, bool, bool]:
         self.kept = array
-        return float(array.sum()), array.flags.writeable, type(root_of(array)) is Block
+        in_store = isinstance(array, np.ndarray) and type(root_of(array)) is Block
+        return float(array.sum()), array.flags.writeable, in_store
 
     async def doubled(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         array *= 2

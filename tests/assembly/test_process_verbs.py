@@ -210,7 +210,6 @@ class Numbers(list[int]):
     """A list with the attributes of an array that the actor uses; it travels as a pickle."""
 
     flags = SimpleNamespace(writeable=False)
-    base = None
 
     def sum(self) -> int:
         return sum(self)

@@ -106,8 +106,8 @@ class SyncProducer:
         except BaseException as error:  # the caller has its answer, so this exception can only be logged
             log_failure("a generator raised while it was being closed after a failure", error)
 
-    def _end(self, status: int) -> None:
-        self._ended(status)
+    def _end(self, answer: Callable[[Any], None], outcome: Any) -> None:
+        answer(outcome)
         self._incoming.stream = None  # each of the two holds the other, and the call its arguments
 
     def step(self) -> None:
@@ -115,20 +115,19 @@ class SyncProducer:
         try:
             if self._closed:
                 self._generator.close()
-                self._end(Status.CANCELLED)
+                self._end(self._ended, Status.CANCELLED)
                 return
             try:
                 item = next(self._generator)
             except StopIteration:
-                self._end(Status.STREAM_END)
+                self._end(self._ended, Status.STREAM_END)
                 return
             packed = self._pack(item)
             del item
             self._incoming.session.send_item(self._incoming, self._index, *packed)
         except BaseException as error:
             self._leave()
-            self._failed(error)
-            self._incoming.stream = None
+            self._end(self._failed, error)
             return
         self._index += 1
         with self._lock:

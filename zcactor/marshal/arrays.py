@@ -199,11 +199,8 @@ def _structured(code: Any, depth: int) -> np.dtype[Any]:
 
 
 def base_of(array: Array) -> Any:
-    """The object that an array holds for its memory: of an ndarray the one that NumPy knows."""
-    cls = type(array)
-    if cls is np.ndarray or not issubclass(cls, np.ndarray):
-        return array.base
-    return np.ndarray.base.__get__(array)
+    """The object that `array` holds for its memory: a subclass may answer anything for its base."""
+    return array.base if type(array) is np.ndarray else np.ndarray.base.__get__(array)
 
 
 def plain_of(array: Array) -> Array:
