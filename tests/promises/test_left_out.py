@@ -46,7 +46,7 @@ class Holder:
         raise Odd("moved", zc.move(self.array))
 
     def fail_with(self, data: Any) -> None:
-        raise Odd("both", {"plain": self.array, "left out": [self.array, threading.Lock()]}[data])
+        raise Odd("with data", {"plain": self.array, "left out": [self.array, threading.Lock()]}[data])
 
     def write(self) -> float:
         self.array[0] += 1
