@@ -13,6 +13,7 @@ import pytest
 
 import zcactor as zc
 from tests.actors_numpy import COUNT, MIB, computer, copied, library
+from zcactor.marshal.arrays import byte_bounds
 from zcactor.marshal.move import is_moved
 from zcactor.process.context import current
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 def block_of(array: Any) -> int:
     """The id of the block around an array in this process's store."""
     store = current().store
-    block = store.block_at(*store.bounds(array))
+    block = store.block_at(*byte_bounds(array))
     assert block is not None
     return block.id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -144,6 +145,31 @@ def test_what_others_rely_on_stays_closed(store: Store, relied: str) -> None:
     else:
         share(store, array, [])
     reopen(closed)
+    assert block.sealed and not array.flags.writeable
+
+
+class Passing(list[Any]):
+    """The arrays that are opened again; at that moment another thread passes `array`."""
+
+    def __init__(self, arrays: list[Any], store: Store, array: Any) -> None:
+        super().__init__(arrays)
+        self.other = threading.Thread(target=share, args=(store, array, []))
+
+    def __iter__(self) -> Iterator[Any]:
+        self.other.start()
+        self.other.join(0.1)  # it ends now, or waits for this thread
+        return super().__iter__()
+
+
+def test_memory_that_another_thread_passes_while_it_is_opened_is_closed(store: Store) -> None:
+    array = np.ones(10_000)
+    closed: list[Any] = []
+    block = share(store, array, closed)
+    assert isinstance(block, Block)
+    [(holder, token, arrays)] = closed
+    passing = Passing(arrays, store, array)
+    reopen([(holder, token, passing)])
+    passing.other.join()
     assert block.sealed and not array.flags.writeable
 
 

@@ -23,7 +23,7 @@ from zcactor.api.remote_actor import RemoteActor
 from zcactor.assembly.process import Process
 from zcactor.ids import new_actor
 from zcactor.interface import Interface
-from zcactor.marshal.arrays import root_of
+from zcactor.marshal.arrays import byte_bounds, root_of
 from zcactor.marshal.move import is_moved
 from zcactor.objectstore.heap import use_handler
 from zcactor.objectstore.store import Store
@@ -243,7 +243,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     def _is_in_store(self, held: Held) -> bool:
         store = self.processes[held.side].store
-        return root_of(held.array) is not None or store.contains(*store.bounds(held.array))
+        return root_of(held.array) is not None or store.contains(*byte_bounds(held.array))
 
     def _hold(self, side: int, memory: Memory, array: Any) -> Held:
         held = Held(side, memory, array, slice(None))

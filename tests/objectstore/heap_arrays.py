@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zcactor.marshal.arrays import byte_bounds
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.heap import Heap, use_handler
 from zcactor.objectstore.store import Block, Store
@@ -47,7 +48,7 @@ def address(array: Array) -> int:
 
 def lies_in(store: Store, array: Array) -> bool:
     """Whether the array's memory is the store's."""
-    return store.contains(*store.bounds(array))
+    return store.contains(*byte_bounds(array))
 
 
 def figures(store: Store) -> tuple[int, int, int]:
@@ -63,7 +64,7 @@ def taken(arena: Arena) -> int:
 
 def block_at(store: Store, array: Array) -> Block:
     """The block around the memory of `array`."""
-    block = store.block_at(*store.bounds(array))
+    block = store.block_at(*byte_bounds(array))
     assert block is not None
     return block
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.objectstore.heap_arrays import Array, figures, using
+from zcactor.marshal.arrays import byte_bounds
 from zcactor.objectstore.fields import disown, exchange, layout_is_known
 from zcactor.objectstore.store import Block, Store
 
@@ -30,7 +31,7 @@ def store() -> Iterator[Store]:
 
 def sealed(store: Store, array: Array) -> Block:
     """Seal the block of `array`, which NumPy allocated in the store."""
-    block = store.block_at(*store.bounds(array))
+    block = store.block_at(*byte_bounds(array))
     assert block is not None
     store.seal(block)
     return block

@@ -31,6 +31,7 @@ from tests.objectstore.heap_arrays import (
     using,
 )
 from zcactor.errors import OutOfMemory
+from zcactor.marshal.arrays import byte_bounds
 from zcactor.objectstore.arena import GRANULE_NBYTES
 from zcactor.objectstore.heap import ANONYMOUS, Heap, Hold
 from zcactor.objectstore.store import Store
@@ -93,7 +94,7 @@ def test_arrays_outlive_the_store() -> None:
         later = np.ones(LEAST, "u1")
         assert not lies_in(store, later) and later.all()
         assert figures(store) == (8 * LEAST, 8 * LEAST, 1)
-        assert store.block_at(*store.bounds(array)) is None, "a closed store shares nothing any more"
+        assert store.block_at(*byte_bounds(array)) is None, "a closed store shares nothing any more"
         fd = store.arena.fd
         file = os.fstat(fd).st_ino
     del store

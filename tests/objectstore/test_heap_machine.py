@@ -25,6 +25,7 @@ from tests.objectstore.heap_arrays import (
     taken,
     using,
 )
+from zcactor.marshal.arrays import byte_bounds
 from zcactor.objectstore.arena import GRANULE_NBYTES
 from zcactor.objectstore.store import Block, Store
 
@@ -116,7 +117,7 @@ class Arrays(RuleBasedStateMachine):
     @rule(target=entries, entry=entries)
     def adopt(self, entry: Entry) -> Any:
         array = np.asarray(entry.value)
-        block = self.store.block_at(*self.store.bounds(array)) if array.size else None
+        block = self.store.block_at(*byte_bounds(array)) if array.size else None
         if block is None:
             assert not array.size or not entry.memory.inside
             return multiple()

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.objectstore.heap_arrays import MIB, PROCESS, using
 from zcactor.errors import NotInitialized, OutOfMemory
+from zcactor.marshal.arrays import byte_bounds
 from zcactor.objectstore.placement import Placements
 from zcactor.objectstore.store import Block, Store
 from zcactor.objectstore.table import LeaseTable
@@ -242,9 +243,9 @@ def test_what_is_kept_makes_way_for_numpy(store: Store, make: Any) -> None:
         blocks = [places.take(PEER, 6 * MIB) for _ in range(6)]
         del blocks
         array = make(40 * MIB, "u1")
-        assert store.contains(*store.bounds(array)) and places.idle_nbytes == 0
+        assert store.contains(*byte_bounds(array)) and places.idle_nbytes == 0
         other = make(40 * MIB, "u1")
-        assert not store.contains(*store.bounds(other)), "there is nothing more to be had"
+        assert not store.contains(*byte_bounds(other)), "there is nothing more to be had"
 
 
 def test_a_store_without_its_placements(store: Store) -> None:

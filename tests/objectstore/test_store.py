@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tests.objectstore.heap_arrays import LEAST, using
 from zcactor.errors import NotInitialized, OutOfMemory
+from zcactor.marshal.arrays import byte_bounds
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Block, Store
 from zcactor.objectstore.table import LeaseTable
@@ -66,7 +67,7 @@ def test_any_array(store: Store, dtype: Any, shape: tuple[int, ...], order: Any)
     block, root = found
     assert array.base is root
     assert block.nbytes == array.nbytes
-    low, high = store.bounds(array)
+    low, high = byte_bounds(array)
     assert (low, high - low) == (block.address, array.nbytes)
     assert block.address % 64 == 0
     assert store.block_at(low, high) is block
@@ -113,8 +114,8 @@ def test_any_strides_have_exactly_the_room_they_need(
     if array.size:
         assert array.strides == tuple(strides)
         block = block_of(store, array)
-        assert store.bounds(array) == (block.address, block.address + block.nbytes)
-    assert store.bounds(array) == np.lib.array_utils.byte_bounds(array) or not array.size
+        assert byte_bounds(array) == (block.address, block.address + block.nbytes)
+    assert byte_bounds(array) == np.lib.array_utils.byte_bounds(array) or not array.size
     array[...] = 1
     store.close()
 
@@ -146,13 +147,13 @@ def test_every_view_leads_to_its_block(data: st.DataObject) -> None:
         )
     found = store.block_of(view)
     if found is None:  # as_strided hides the base behind an object of its own
-        assert store.block_at(*store.bounds(view)) is block or not view.size
+        assert store.block_at(*byte_bounds(view)) is block or not view.size
     else:
         assert found[0] is block
         base: object = found[1].base
         assert base is block
     if view.size:
-        low, high = store.bounds(view)
+        low, high = byte_bounds(view)
         assert (low, high) == np.lib.array_utils.byte_bounds(view)
         assert block.address <= low < high <= block.address + block.nbytes
         assert store.block_at(low, high) is block
@@ -164,8 +165,8 @@ def test_what_is_not_ours_is_not_found(store: Store) -> None:
     foreign = other.empty(4)
     for value in (np.zeros(3), np.frombuffer(b"abcd", "u1"), 5, None, "text", memoryview(b""), foreign):
         assert store.block_of(value) is None
-    assert store.block_at(*store.bounds(foreign)) is None
-    assert store.block_at(*store.bounds(np.zeros(3))) is None
+    assert store.block_at(*byte_bounds(foreign)) is None
+    assert store.block_at(*byte_bounds(np.zeros(3))) is None
     assert store.block_at(store.arena.address, store.arena.address + 1) is None
     other.close()
 
@@ -228,9 +229,9 @@ def test_bytes_in_a_cycle_are_freed_by_the_collector(store: Store) -> None:
 
 def test_room_is_used_again(store: Store) -> None:
     first = store.empty(MIB, "u1")
-    address = store.bounds(first)[0]
+    address = byte_bounds(first)[0]
     del first
-    assert store.bounds(store.empty(MIB, "u1"))[0] == address
+    assert byte_bounds(store.empty(MIB, "u1"))[0] == address
 
 
 def test_large_blocks_begin_on_a_page(store: Store) -> None:
@@ -325,7 +326,7 @@ def test_what_is_known_of_numpys_memory_goes_with_it(store: Store) -> None:
     """Peers may have copies under the ids of living memory; the store remembers nothing of freed memory."""
 
     def told(array: NDArray[Any]) -> int:
-        block = store.block_at(*store.bounds(array))
+        block = store.block_at(*byte_bounds(array))
         assert block is not None
         return store.export(block)
 

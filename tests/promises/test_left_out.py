@@ -91,6 +91,31 @@ async def test_an_array_that_is_left_out_stays_writable(where: str) -> None:
         assert await holder.write() == 2
 
 
+class Calling:
+    """An object that passes an array while it is pickled, and cannot be."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        self.call()
+        raise TypeError("it cannot travel")
+
+
+@pytest.mark.parametrize("where", ["store", "elsewhere"])
+@pytest.mark.parametrize("first", [0, 1])
+async def test_an_array_that_another_call_passes_meanwhile_stays_closed(where: str, first: int) -> None:
+    async with zc.init():
+        holder: Any = await Holder.spawn()
+        array, calls = made(where), list[Any]()
+        data = [array, array]
+        data[1 - first] = Calling(lambda: calls.append(holder.take({"a": array})))
+        assert await holder.take(Odd("odd", data)) == "NoneType"
+        assert calls and [await each for each in calls] == [float(array.sum())] * len(calls)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 7
+
+
 @pytest.mark.parametrize("where", ["store", "elsewhere"])
 async def test_an_array_that_is_sent_beside_one_that_is_left_out_is_closed(where: str) -> None:
     async with zc.init():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,20 @@ class Rootless(np.ndarray[Any, Any]):
     base = property(lambda _: None)
 
 
+def _broken(_: Any) -> Any:
+    raise KeyError("of the class")
+
+
+class Named(np.ndarray[Any, Any]):
+    dtype = property(lambda _: "x")
+
+
+class Broken(np.ndarray[Any, Any]):
+    dtype = property(_broken)
+    flags = property(_broken)
+    base = property(_broken)
+
+
 Facts = tuple[str, tuple[int, ...], float]
 
 
@@ -45,6 +60,10 @@ def facts(array: Any) -> Facts:
     """Dtype, shape and sum of the elements of an array, as NumPy knows them."""
     plain = np.ndarray.view(array, np.ndarray)
     return plain.dtype.str, plain.shape, float(plain.sum())
+
+
+COUNT = 100_000
+KINDS: list[Any] = [Cropped, Huge, Halved, Close, Contiguous, Large, Rootless, Named, Broken]
 
 
 @zc.actor
@@ -56,8 +75,8 @@ class Receiver:
         return array
 
 
-@pytest.mark.parametrize("count", [1000, 100_000])
-@pytest.mark.parametrize("kind", [Cropped, Huge, Halved, Close, Contiguous, Large, Rootless])
+@pytest.mark.parametrize("count", [1000, COUNT])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_lying_array_arrives_as_numpy_knows_it(kind: Any, count: int) -> None:
     every = slice(None, None, 2 if kind in (Close, Contiguous) else 1)
     wanted = facts(np.arange(float(count))[every])
@@ -74,3 +93,18 @@ async def test_a_lying_array_arrives_as_numpy_knows_it(kind: Any, count: int) ->
         owner = np.arange(float(count))
         zc.put(owner)
         assert await first.take(owner[every].view(kind)) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_lying_array_is_closed_with_its_memory_and_opened_as_it_was(kind: Any) -> None:
+    async with zc.init():
+        receiver: Any = await Receiver.spawn()
+        for writable in (True, False):
+            array = np.ndarray.__new__(kind, (COUNT,), np.float64)
+            np.ndarray.view(array, np.ndarray)[:] = 1.0
+            np.ndarray.setflags(array, write=writable)
+            with pytest.raises(TypeError, match="cannot pickle"):
+                await receiver.take([array, threading.Lock()])
+            assert np.ndarray.view(array, np.ndarray).flags.writeable is writable
+            assert await receiver.take(array) == ("<f8", (COUNT,), float(COUNT))
+            assert not np.ndarray.view(array, np.ndarray).flags.writeable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, o
 from zcactor.apart import module_name
 from zcactor.api.gpus import empty_on
 from zcactor.later import np
-from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
+from zcactor.marshal.arrays import base_of, byte_bounds, innermost, is_shareable, plain_of, root_of
 from zcactor.marshal.foreign import known_over
 from zcactor.marshal.move import UNUSABLE, is_moved
 from zcactor.marshal.on_gpu import is_on_gpu
@@ -238,25 +238,26 @@ def _one_name() -> int:
 def _frozen(process: Any, array: Array, *, alone: bool) -> Array:
     if is_moved(array):
         raise ValueError(UNUSABLE)
-    if not is_shareable(array.dtype):
+    plain = plain_of(array)
+    if not is_shareable(plain.dtype):
         raise TypeError(
-            f"zc.freeze: dtype {array.dtype} is not plain bytes, and nothing keeps Python objects from being changed; "
+            f"zc.freeze: dtype {plain.dtype} is not plain bytes, and nothing keeps Python objects from being changed; "
             "convert the array first"
         )
-    if not array.flags.writeable and hot.claimed(array):
+    if not plain.flags.writeable and hot.claimed(array):
         raise ValueError(f"zc.freeze: {CLAIMED}")
     store, reason = process.store, reason_to_copy(process.store, array)
-    if type(array) is not np.ndarray and array.base is not None:  # its attributes, and a mask, travel as in a message
+    if type(array) is not np.ndarray and base_of(array) is not None:  # its attributes and a mask travel as in a message
         frozen: Array = process.marshaller.unpack(*process.marshaller.pack(array))
         return frozen
     if (alone or not is_open(store, array)) and (holder := share(store, array)) is not None:
         if type(holder) is Block and holder.of_numpy:
             store.take_over(holder.offset)  # its flags cannot be set back then
         return array
-    if array.nbytes >= process.marshaller.eager_limit:
-        return snapshot(store, process.copies, np.asarray(array), reason)[1].view(type(array))
-    process.copies.count(reason, array.nbytes)
-    copied: Array = np.ndarray(array.shape, array.dtype, array.tobytes())
+    if plain.nbytes >= process.marshaller.eager_limit:
+        return snapshot(store, process.copies, plain, reason)[1].view(type(array))
+    process.copies.count(reason, plain.nbytes)
+    copied: Array = np.ndarray(plain.shape, plain.dtype, plain.tobytes())
     return copied.view(type(array))
 
 

@@ -23,7 +23,7 @@ from zcactor.apart import bare, class_name, fields_of, is_any, module_name, mro_
 from zcactor.errors import ZcactorError
 from zcactor.interface import shown
 from zcactor.later import np
-from zcactor.marshal.arrays import is_shareable
+from zcactor.marshal.arrays import is_shareable, plain_of
 from zcactor.marshal.exceptions import Exceptions
 from zcactor.marshal.move import Move, is_moved
 from zcactor.marshal.pickling import pickler_class
@@ -170,7 +170,7 @@ def _prober_class() -> type[Any]:
 
         def reducer_override(self, value: Any) -> Any:
             cls = type(value)
-            if issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)):
+            if issubclass(cls, np.ndarray) and (is_shareable(plain_of(value).dtype) or is_moved(value)):
                 return tuple, ([each for _, each in _parts_of_array(value)],)
             if cls is Move or cls in registered or module_name(cls).partition(".")[0] in _LIBRARIES:
                 return int, ()
@@ -237,7 +237,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif cls is property or cls is staticmethod or cls is classmethod or cls is functools.cached_property:
         found = value.fget if cls is property else value.func if cls is functools.cached_property else value.__func__
         yield "", found
-    elif issubclass(cls, np.ndarray) and (is_shareable(value.dtype) or is_moved(value)):
+    elif issubclass(cls, np.ndarray) and (is_shareable(plain_of(value).dtype) or is_moved(value)):
         yield from _parts_of_array(value)
     elif issubclass(cls, BaseException):
         yield from ((f".{name}", each) for name, each in list(fields_of(value).items()))
@@ -247,8 +247,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _parts_of_array(value: Any) -> Iterator[tuple[str, Any]]:
     """The parts that travel with the bytes of an array."""
-    if value.dtype.metadata is not None:
-        yield ".dtype.metadata", dict(value.dtype.metadata)
+    metadata = plain_of(value).dtype.metadata
+    if metadata is not None:
+        yield ".dtype.metadata", dict(metadata)
     if type(value) is not np.memmap:
         yield from _attributes(value)
 

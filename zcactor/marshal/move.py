@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from weakref import ref
 
 from zcactor.later import np
-from zcactor.marshal.arrays import innermost, is_shareable
+from zcactor.marshal.arrays import innermost, is_shareable, plain_of
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.objectstore.fields import exchange, layout_is_known
 
@@ -137,7 +137,8 @@ _MOVED: Final = _Moved()
 
 def is_moved(array: Array) -> bool:
     """Whether `retire` was applied to `array`."""
-    return array.dtype == object and array.shape == (2,) and array[0] is _MOVED
+    plain = plain_of(array)
+    return plain.dtype == object and plain.shape == (2,) and plain[0] is _MOVED
 
 
 def _references(move: Move[Any]) -> int:

@@ -37,6 +37,7 @@ from zcactor.marshal.sharing import (
     OUTSIDE,
     PIECE,
     closable,
+    close_outside,
     is_of,
     reason_to_copy,
     reopen,
@@ -247,9 +248,7 @@ class Packing:
         copied = entry[1]
         outside = reason == OUTSIDE and type(array) is not np.memmap
         if outside and (root_of(array) is not None or closable(array)):
-            if plain_of(array).flags.writeable:
-                self.closed.append((None, None, [array]))
-            hot.keep(array)
+            close_outside(array, self.closed)
         return root_of(copied), copied
 
     def _copied(self, array: Array, reason: str) -> Array:

@@ -20,7 +20,7 @@ from weakref import WeakSet, ref
 
 from zcactor.apart import module_name, namespace_of
 from zcactor.later import np
-from zcactor.marshal.arrays import array_address, is_shareable
+from zcactor.marshal.arrays import array_address, is_shareable, plain_of
 from zcactor.marshal.arrow import reduce_array
 from zcactor.marshal.exceptions import Exceptions
 from zcactor.marshal.foreign import pack_foreign
@@ -322,7 +322,7 @@ def _reduce_subclass(packing: Pickling, value: Any, cls: type[Any]) -> Any:
     how it is pickled. The memory decides whether it goes by reference, as for plain arrays. A mapped file is copied
     each time, and stays writable for the caller.
     """
-    if not is_shareable(value.dtype):
+    if not is_shareable(plain_of(value).dtype):
         return NotImplemented
     if isinstance(value, np.ma.MaskedArray):
         if cls is not np.ma.MaskedArray:

@@ -11,17 +11,20 @@ Any other array is a piece of memory that is still open, which a copy has to be 
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from zcactor.later import np
-from zcactor.marshal.arrays import base_of, byte_bounds, innermost, root_of
+from zcactor.marshal.arrays import base_of, byte_bounds, innermost, plain_of, root_of
 from zcactor.marshal.placing import place
 from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -35,6 +38,7 @@ __all__ = [
     "OUTSIDE",
     "PIECE",
     "closable",
+    "close_outside",
     "is_of",
     "is_open",
     "reason_to_copy",
@@ -54,6 +58,29 @@ OUTSIDE: Final = "argument outside the store"
 """The counted reason for copies of arguments and results whose memory peers cannot reach."""
 PIECE: Final = "piece of an open array"
 """The counted reason for copies of arrays whose memory somebody may still write to."""
+
+
+class _Outside:
+    """The state of an array outside the store that is closed for a message, as `Block` and `Lease` have it."""
+
+    __slots__ = ("__weakref__", "closer")
+
+    def __init__(self, closer: object) -> None:
+        self.closer = closer
+
+
+_outside: Final[WeakValueDictionary[int, _Outside]] = WeakValueDictionary()
+"""The states by the ids of their arrays. The list that `share` fills keeps both, and so the id."""
+_closing = threading.RLock()
+"""Held while memory is closed or opened, as several threads may pass one array. A finalizer may pass another one."""
+
+
+def _forked() -> None:
+    global _closing  # a thread that is not in the child may have had it
+    _closing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def is_of(store: Store, root: object) -> bool:
@@ -80,7 +107,11 @@ def closable(array: Array) -> bool:
             return True
     elif root is not None and type(root) is not bytes:
         return False
-    return bool(hot.sole(array)) or not any(each.flags.writeable or hot.lent(each) for each in _chain(array))
+    return bool(hot.sole(array)) or not any(_is_writable(each) or hot.lent(each) for each in _chain(array))
+
+
+def _is_writable(array: Array) -> bool:
+    return plain_of(array).flags.writeable
 
 
 def _holder(store: Store, array: Array) -> Block | Lease | None:
@@ -119,26 +150,43 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
     holder = _holder(store, array)
     if holder is None:
         return None
-    if _is_open(holder):
-        if not closable(array):
-            return None
-        if closed is not None:
-            holder.closer = token = object()
-            whole = None if holder.array is None else holder.array()
-            writable = [each for each in (*_chain(array), whole) if each is not None and each.flags.writeable]
-            closed.append((holder, token, writable))
-        if type(holder) is Block:
-            store.seal(holder)
-            store.keep(holder, innermost(array))
+    with _closing:
+        if _is_open(holder):
+            if not closable(array):
+                return None
+            if closed is not None:
+                holder.closer = token = object()
+                whole = None if holder.array is None else holder.array()
+                writable = [each for each in (*_chain(array), whole) if each is not None and _is_writable(each)]
+                closed.append((holder, token, writable))
+            if type(holder) is Block:
+                store.seal(holder)
+                store.keep(holder, innermost(array))
+            else:
+                holder.seal()  # type: ignore[union-attr]
+            for each in _chain(array):
+                hot.keep(each)
         else:
-            holder.seal()  # type: ignore[union-attr]
-        for each in _chain(array):
-            hot.keep(each)
-    else:
-        if holder.closer is not None and all(holder.closer is not token for _, token, _ in closed or ()):
-            holder.closer = None  # this message, too, relies on the closed memory
-        hot.keep(array)
+            _rely(holder, closed or ())
+            hot.keep(array)
     return holder
+
+
+def close_outside(array: Array, closed: list[Any]) -> None:
+    """Close an array outside the store, a copy of which is sent. `closed` is as for `share`."""
+    with _closing:
+        if _is_writable(array):
+            holder = _outside[id(array)] = _Outside(object())
+            closed.append((holder, holder.closer, [array]))
+        elif (found := _outside.get(id(array))) is not None:
+            _rely(found, closed)
+        hot.keep(array)
+
+
+def _rely(holder: Any, closed: Sequence[Any]) -> None:
+    """Keep memory closed that another message has closed, as this one relies on it, too."""
+    if holder.closer is not None and all(holder.closer is not token for _, token, _ in closed):
+        holder.closer = None
 
 
 def _chain(array: Array) -> Iterator[Array]:
@@ -153,11 +201,12 @@ def share_at(store: Store, low: int, high: int) -> Block | None:
     """The block of `store` under which the addresses ``[low, high)`` go by reference: their memory is closed, or
     this package's own; None where a copy has to be made."""
     found = store.block_at(low, high)
-    if found is None or not (found.sealed or found.private):
-        return None
-    found.closer = None
-    if not found.sealed:
-        store.seal(found)
+    with _closing:
+        if found is None or not (found.sealed or found.private):
+            return None
+        found.closer = None
+        if not found.sealed:
+            store.seal(found)
     return found
 
 
@@ -193,17 +242,14 @@ def reopen(closed: list[Any]) -> None:
     """Undo the closing of arrays for a message that was never sent: those can be written to again that could be before,
     and were not lent. Memory stays closed that another message relies on meanwhile, or that a peer knows."""
     for holder, token, arrays in closed:
-        if holder is None:  # a copy was made
+        with _closing:
+            if holder.closer is not token or getattr(holder, "exported", False):
+                continue
+            holder.closer = None
+            if type(holder) is Block:
+                holder.sealed = False
+            elif type(holder) is Lease:
+                holder.writable = True
             for each in arrays:
                 hot.open(each)
-            continue
-        if holder.closer is not token or getattr(holder, "exported", False):
-            continue
-        holder.closer = None
-        if type(holder) is Block:
-            holder.sealed = False
-        else:
-            holder.writable = True
-        for each in arrays:
-            hot.open(each)
     closed.clear()

@@ -237,6 +237,11 @@ class _Entry(ref[Any]):
     offset: int
 
 
+def _flags(array: NDArray[Any]) -> Any:
+    """The flags that NumPy knows: a subclass may answer anything."""
+    return np.ndarray.flags.__get__(array)
+
+
 def _forgetting(blocks: dict[int, _Entry], exported: dict[int, _Entry]) -> Callable[[_Entry], None]:
     """The function that takes the entry of a block that is no more out of the tables of a store."""
 
@@ -489,7 +494,7 @@ class Store:
                     block.of_numpy = True
         elif block.sealed and (kept := self._kept.get(start)) is not None:
             array = kept[0]()
-            if array is not None and array.flags.writeable:
+            if array is not None and _flags(array).writeable:
                 block = self.block_over(block.hold, block.nbytes)
                 block.of_numpy = True
         if not block.is_seen:
@@ -503,7 +508,7 @@ class Store:
     def keep(self, block: Block, array: NDArray[Any]) -> None:
         """Keep `block` for as long as `array`, which NumPy allocated, lives. The block need not be made again when the
         array is passed again, and leases that have ended in between change nothing."""
-        if array.flags.owndata:
+        if _flags(array).owndata:
             kept, offset = self._kept, block.offset
             # Runs before the array gives its memory back, so no other allocation can begin at that offset yet.
             kept[offset] = ref(array, lambda _: kept.pop(offset, None)), block
@@ -525,7 +530,7 @@ class Store:
         array = None if kept is None else kept[0]()
         if kept is None or array is None or not layout_is_known():
             return
-        if array.flags.owndata and array.ctypes.data == kept[1].address:
+        if _flags(array).owndata and hot.address(array) == kept[1].address:
             disown(array, kept[1])
             self._kept.pop(offset, None)  # the array keeps the block itself
 
@@ -539,20 +544,6 @@ class Store:
             return True
         block = self._living(self._blocks.get(start))
         return block is not None and block.is_seen
-
-    @staticmethod
-    def bounds(array: NDArray[Any]) -> tuple[int, int]:
-        """The lowest address of the bytes that the elements of `array` occupy, and the address after the highest."""
-        low: int = array.ctypes.data
-        if array.flags.forc:  # contiguous in either order, as zero-size arrays are, too
-            return low, low + array.nbytes
-        high = low + array.itemsize
-        for length, stride in zip(array.shape, array.strides, strict=True):
-            if stride < 0:
-                low += (length - 1) * stride
-            else:
-                high += (length - 1) * stride
-        return low, high
 
     def seal(self, block: Block, root: NDArray[Any] | None = None) -> None:
         """Turn a draft into a sealed block: nobody may write to it from now on. Idempotent.
