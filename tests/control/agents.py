@@ -25,6 +25,17 @@ class FakeSession:
     def __init__(self, peer: bytes) -> None:
         self.peer_process = peer
         self.closed: Exception | None = None
+        self.successor: FakeSession | None = None
+
+    @property
+    def is_replaced(self) -> bool:
+        """See `zcactor.rpc.session.Session`, as for `in_use`."""
+        return self.successor is not None
+
+    @property
+    def in_use(self) -> FakeSession:
+        """The twin that is used instead, or this session."""
+        return self.successor or self
 
     async def aclose(self) -> None:
         self.closed = self.closed or ConnectionLost("closed here")

@@ -50,9 +50,10 @@ async def test_holders_are_told_and_nobody_else() -> None:
     process: Any = FakeProcess()
     grants = HandleGrants(process, {}, {}, ActorTable(), lambda _: None, recorder())
     actor = record(7)
-    sessions: list[Any] = [FakeSession(name * 16) for name in (b"a", b"b", b"c")]
-    for session, held in zip(sessions, ({7: 1}, {}, {7: 1}), strict=True):
+    sessions: list[Any] = [FakeSession(name * 16) for name in (b"a", b"b", b"c", b"a")]
+    for session, held in zip(sessions, ({7: 1}, {}, {7: 1}, {7: 1}), strict=True):
         session.leases = SimpleNamespace(get=held.get)
+    sessions[3].successor = sessions[0]  # twins share their leases
     await sessions[2].aclose()
     process.sessions.all = lambda: sessions
     actor.set_state("restarting", "its node was lost")

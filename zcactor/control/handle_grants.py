@@ -128,13 +128,14 @@ class HandleGrants:
             logger.debug("another head tells the holders of %s: %s", actor.label, error)
             return
         for session in list(self.process.sessions.all()):
-            if session.closed is None and session.leases.get(actor.object_id) is not None:
+            leased = session.closed is None and session.leases.get(actor.object_id) is not None
+            if leased and not session.is_replaced:  # twins share their leases
                 change = (actor.actor_id, actor.state, *actor.location, actor.cause)
                 self.process.tasks.start(self._tell_holder(session, *change))
 
     async def _tell_holder(self, session: Session, *change: Any) -> None:
         await dawdle("tell holder")
         try:
-            await self._recorder.order(self.process.requests, session, "actor_changed", *change)
+            await self._recorder.order(self.process.requests, session.in_use, "actor_changed", *change)
         except ZcactorError as error:  # the holder has ended, or knows a later head
             logger.debug("a holder was not told where an actor is: %s", error)

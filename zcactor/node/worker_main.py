@@ -204,6 +204,8 @@ class Worker:
     async def _tell(self, session: Session, news: list[tuple[Any, ...]]) -> None:
         with contextlib.suppress(ZcactorError):  # the peer has ended
             for each in news:
+                if session.is_replaced:  # its twin brings the news: the peer may not read this one any more
+                    break
                 await self.process.requests.ask(session, "actor_changed", *each, self.process.system.known.epoch)
             await self.process.requests.ask(session, "ping")  # another thread of the peer was about to send
 
