@@ -13,7 +13,7 @@ _FLAGS = [
 _ALLOCATOR = ["blocks", "extents", "forks", "ids", "mapping", "pins"]
 _HOT = [
     "module", "credits", "counters", "records", "send_buffer", "msgpack_plain", "wire", "frame_write", "frame_read",
-    "pushing", "reader", "fold", "copying", "receiving", "arrays", "seat",
+    "pushing", "reader", "fold", "copying", "receiving", "arrays", "seat", "lane",
 ]  # fmt: skip
 
 setup(

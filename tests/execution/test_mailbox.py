@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zcactor.errors import RemoteError
-from zcactor.execution.mailbox import Lane, Mailbox
+from zcactor.execution.mailbox import Mailbox
 from zcactor.execution.threads import Threads
 from zcactor.interface import MethodKind, MethodSpec
+from zcactor.native import hot
 
 SPECS = {
     kind: MethodSpec(0, "Fake", kind.name.lower(), kind, [], {})
@@ -99,7 +100,7 @@ class Bench:
             self.count(SYNC, -1)
         self.loop.call_soon_threadsafe(call.ended.set)
 
-    def start_async(self, call: Any, spec: MethodSpec, lane: Lane) -> None:
+    def start_async(self, call: Any, spec: MethodSpec, lane: hot.Lane) -> None:
         async def run() -> None:
             if not self.eager:
                 begin()
@@ -207,7 +208,7 @@ async def test_what_is_behind_a_task_starts_after_its_first_step() -> None:
     order: list[str] = []
     call = FakeCall("a", ASYNC)
 
-    def start(_: Any, spec: MethodSpec, lane: Lane) -> None:
+    def start(_: Any, spec: MethodSpec, lane: hot.Lane) -> None:
         async def run() -> None:
             bench.mailbox.task_began(lane)
             order.append("first step")

@@ -12,6 +12,7 @@ import pytest
 from tests.driver.programs import Program, until
 from zcactor.execution.watchdog import AGAIN, Watchdog
 from zcactor.interface import Interface
+from zcactor.native import hot
 
 BLOCKS = """
 class Blocks:
@@ -141,7 +142,7 @@ class Fakes:
         self.alive = True
         self.asked = 0
         self.waiter = SimpleNamespace(get_loop=lambda: "a loop of its own")
-        mailbox = SimpleNamespace(async_running=0, async_limit=10)
+        mailbox = SimpleNamespace(tasks=hot.Admission(10))
         self.host = SimpleNamespace(
             index=2, label="Slow(a)", interface=Interface.of(Slow), mailbox_of=lambda _: mailbox, stopping=False
         )

@@ -18,7 +18,8 @@ from zcactor.control.head import Head
 from zcactor.control.node_agent import NodeAgent
 from zcactor.control.scheduler import Ledger
 from zcactor.errors import ConnectionLost
-from zcactor.execution.mailbox import Lane, Mailbox
+from zcactor.execution.mailbox import Mailbox
+from zcactor.native import hot
 from zcactor.objects.promises import Promises
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
@@ -62,7 +63,7 @@ def start_the_second_first(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """P2: a lane that holds two calls starts the second first."""
     pump = Mailbox._pump
 
-    def swapping(self: Mailbox, lane: Lane) -> None:
+    def swapping(self: Mailbox, lane: hot.Lane) -> None:
         if not lane.pumping and len(lane.held) > 1:
             first = lane.held.popleft()
             lane.held.insert(1, first)
@@ -206,7 +207,7 @@ def one_call_too_many_runs(patch: pytest.MonkeyPatch) -> None:
 def held_call_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     pump, now = Mailbox._pump, _each(10)
 
-    def pumping(self: Mailbox, lane: Lane) -> None:
+    def pumping(self: Mailbox, lane: hot.Lane) -> None:
         if len(lane.held) > 2 and now():
             lane.held.pop()
         pump(self, lane)

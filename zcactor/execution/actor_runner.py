@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 
     from zcactor.execution.home import Home
-    from zcactor.execution.mailbox import Lane
     from zcactor.marshal import Marshaller
+    from zcactor.native import hot
     from zcactor.rpc.parts import Part
 
 __all__ = ["ActorRunner", "current_call", "send_back"]
@@ -88,7 +88,6 @@ _DROPPED: Final = 1.0
 """Seconds, at most, that the end of an actor waits for its instance, which is dropped."""
 _ASYNC = int(MethodKind.ASYNC)
 _INLINE = int(MethodKind.INLINE)
-_SYNC = int(MethodKind.SYNC)
 _GENERATOR = int(MethodKind.GENERATOR)
 
 
@@ -337,44 +336,32 @@ class ActorRunner:
     def receive_plain(self, session: Session, call_id: int, code: int, timeout_ns: int, args: list[Any]) -> None:
         """Take a call with plain arguments that has arrived, as `receive` does. The native part calls this.
 
-        A call that can start at once starts right here. That repeats `Mailbox.submit` and the functions below it,
-        because after a context switch each Python function on the way costs a multiple of its warm time.
+        A call that may start at once starts right here, and an inline one without an `Incoming`: after a context switch
+        each Python function on the way costs a multiple of its warm time.
         """
-        plain, lane = self._plain, None
+        plain = self._plain
         if code < len(plain) and not timeout_ns:
             name, kind, mailbox = plain[code]
             lane = mailbox.lanes.get(session)
-            if lane is not None and (
-                lane.held
-                or (kind != _SYNC and (lane.put != lane.started or mailbox.async_running >= mailbox.async_limit))
-            ):
-                lane = None
-        if lane is not None and kind == _INLINE and not lane.async_unstarted:
-            try:
-                result = self._run_in_context(getattr(self.instance, name), *args)
-                args.clear()  # leases that the method did not keep go back with the answer
-                answered = result is NO_ANSWER or session.wire.answer(call_id, result)
-            except BaseException as error:
-                incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
-                self._answers.failure(incoming, error)
+            if lane is not None and lane.admit(kind):
+                if kind == _INLINE:
+                    try:
+                        result = self._run_in_context(getattr(self.instance, name), *args)
+                        args.clear()  # leases that the method did not keep go back with the answer
+                        answered = result is NO_ANSWER or session.wire.answer(call_id, result)
+                    except BaseException as error:
+                        incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
+                        self._answers.failure(incoming, error)
+                        return
+                    if not answered:
+                        incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
+                        self._answer_inline(incoming, result)
+                    return
+                incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
+                incoming.host = self
+                mailbox.start(incoming, self._specs[code], lane)
                 return
-            if not answered:
-                incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
-                self._answer_inline(incoming, result)
-            return
         incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
-        if lane is not None and kind == _SYNC and not lane.async_unstarted:
-            incoming.host = self
-            mailbox.hand_over(incoming, self._specs[code], lane)
-            return
-        if lane is not None and kind == _ASYNC:
-            incoming.host = self
-            mailbox.async_running += 1
-            lane.async_unstarted += 1
-            task = start_eagerly(self._run_async(incoming, lane, mailbox), self._loop, self._context.copy())
-            if task is not None:
-                incoming.task = task
-            return
         incoming.timeout_ns = timeout_ns
         self.receive(incoming)
 
@@ -451,7 +438,7 @@ class ActorRunner:
         except BaseException as error:
             self._answers.failure(incoming, error)
 
-    def _start_async(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
+    def _start_async(self, incoming: Incoming, spec: MethodSpec, lane: hot.Lane) -> None:
         run = self._run_async if spec.kind == _ASYNC else self._run_stream
         mailbox = self._by_code[spec.code]
         task = start_eagerly(run(incoming, lane, mailbox), self._loop, self._context.copy())
@@ -467,10 +454,8 @@ class ActorRunner:
         if self._is_system:
             current_call.set(incoming)
 
-    async def _run_async(self, incoming: Incoming, lane: Lane, mailbox: Mailbox) -> None:
-        lane.async_unstarted -= 1
-        if lane.held:
-            mailbox.pump(lane)
+    async def _run_async(self, incoming: Incoming, lane: hot.Lane, mailbox: Mailbox) -> None:
+        mailbox.task_began(lane)
         try:
             if self._is_system or incoming.deadline or incoming.cancelled:
                 self._enter(incoming)
@@ -498,9 +483,7 @@ class ActorRunner:
         except BaseException as error:
             self._answers.failure(incoming, error)
         finally:
-            mailbox.async_running -= 1
-            if mailbox.async_running + 1 == mailbox.async_limit:
-                mailbox.pump_all()
+            mailbox.task_ended()
 
     def _adopt_coroutine(self, incoming: Incoming, coroutine: Any) -> None:
         async def finish() -> None:
@@ -513,7 +496,7 @@ class ActorRunner:
 
     # ---------------------------------------------------------------- streams
 
-    async def _run_stream(self, incoming: Incoming, lane: Lane, mailbox: Mailbox) -> None:
+    async def _run_stream(self, incoming: Incoming, lane: hot.Lane, mailbox: Mailbox) -> None:
         mailbox.task_began(lane)
         try:
             incoming.started = True
@@ -629,23 +612,11 @@ class ActorRunner:
                 incoming.blockers += 1
             elif type(value) is Unresolved:
                 unresolved = True
-        plain = self._plain
-        if code < len(plain) and not (timeout_ns or unresolved or refused):
-            # As in `receive_plain`: a call that waits, and one that starts at once.
-            _, kind, mailbox = plain[code]
-            lane = mailbox.lanes.get(session)
-            if lane is not None:
-                if incoming.blockers:
-                    incoming.host = self
-                    if not mailbox.steps_out:
-                        lane.held.append((incoming, self._specs[code]))
-                    return
-                if kind == _SYNC and not lane.held and not lane.async_unstarted:
-                    incoming.host = self
-                    mailbox.hand_over(incoming, self._specs[code], lane)
-                    return
         incoming.timeout_ns = timeout_ns
-        self.receive_values(incoming, args)
+        if unresolved:
+            self.receive_values(incoming, args)
+        else:
+            self.receive(incoming)
 
     def receive_values(self, incoming: Incoming, args: list[Any]) -> None:
         """Take a call whose arguments have come one by one: plain values, and promises that are done."""
@@ -663,15 +634,7 @@ class ActorRunner:
         if type(incoming.payload) is not list:
             self._arguments.prepare(incoming)
         if not incoming.blockers:
-            spec, mailbox = self._specs[incoming.code], self._by_code[incoming.code]
-            lane = mailbox.lanes.get(incoming.session)
-            if lane is not None and spec.kind == _SYNC and not (lane.async_unstarted or lane.pumping):
-                held = lane.held  # the call is in it, unless calls step out of their lane while they wait
-                if not held if mailbox.steps_out else len(held) == 1 and held[0][0] is incoming:
-                    held.clear()
-                    mailbox.hand_over(incoming, spec, lane)  # as `Mailbox.unblocked` does it, with two functions less
-                    return
-            mailbox.unblocked(incoming, spec)
+            self._by_code[incoming.code].unblocked(incoming, self._specs[incoming.code])
 
     def keep_unresolved(self, incoming: Incoming, args: list[Any]) -> None:
         """Note that a plain call has an `Unresolved` among its arguments `args`."""

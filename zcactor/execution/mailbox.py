@@ -7,8 +7,11 @@ actor with async methods, a call whose arguments have not arrived steps out of i
 
 Sync calls whose turn has come go into one queue that the actor's thread empties by itself: between two of them the loop
 takes no part. An actor in a shared process has no thread of its own: one of the process's threads empties its queue, in
-the actor's own context (NumPy's allocator is set there). The loop's thread alone writes a lane, except for
-`Lane.started`, which the threads count up.
+the actor's own context (NumPy's allocator is set there). The loop's thread alone asks a lane for admission, and holds
+calls in it; the threads say there which calls they begin.
+
+Whether a call may start now is decided by `Lane.admit` alone, in C: the shortest way from a frame to a method asks it,
+too.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.execution.failure import passable
 from zcactor.interface import MethodKind, MethodSpec
+from zcactor.native import hot
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,28 +33,10 @@ if TYPE_CHECKING:
     from zcactor.execution.threads import Runner
     from zcactor.rpc.incoming import Incoming
 
-__all__ = ["Lane", "Mailbox"]
+__all__ = ["Mailbox"]
 
 _THREADED = frozenset({int(MethodKind.SYNC), int(MethodKind.GENERATOR)})
 _INLINE = int(MethodKind.INLINE)
-
-
-class Lane:
-    """One caller's calls to one mailbox."""
-
-    __slots__ = ("async_unstarted", "held", "pumping", "put", "started")
-
-    def __init__(self) -> None:
-        self.put = 0
-        """Sync calls handed to the thread."""
-        self.started = 0
-        """The number of these that the thread has begun."""
-        self.async_unstarted = 0
-        """Tasks whose first step has not run."""
-        self.pumping = False
-        """Whether `Mailbox.pump` is at work on the lane: calls that start inside it must not pump again, or they would
-        nest."""
-        self.held: deque[tuple[Incoming, MethodSpec]] = deque()
 
 
 class Mailbox:
@@ -79,7 +65,7 @@ class Mailbox:
         *,
         steps_out: bool,
         run_sync: Callable[[Incoming, MethodSpec, bool], None],
-        start_async: Callable[[Incoming, MethodSpec, Lane], None],
+        start_async: Callable[[Incoming, MethodSpec, hot.Lane], None],
         run_inline: Callable[[Incoming, MethodSpec], None],
         enter_thread: Callable[[], None],
         lost: Callable[[BaseException], None],
@@ -88,14 +74,15 @@ class Mailbox:
         self.name = name
         self.loop = loop
         self.sync_limit = sync_limit
-        self.async_limit = async_limit
+        self.tasks = hot.Admission(async_limit)
+        """The async calls that run, and their limit."""
         self.steps_out = steps_out
         self._run_sync = run_sync
         self._start_async = start_async
         self._run_inline = run_inline
         self._enter_thread = enter_thread
         self._lost = lost
-        self.lanes: dict[Any, Lane] = {}
+        self.lanes: dict[Any, hot.Lane] = {}
         """The lanes by the caller's session."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -107,7 +94,6 @@ class Mailbox:
         self._count_lock = threading.Lock()
         self._open = 0
         """Calls that are queued for the threads or run in one; counted while threads may be added."""
-        self.async_running = 0
         self._closed = False
 
     def submit(self, incoming: Incoming, spec: MethodSpec) -> None:
@@ -115,84 +101,52 @@ class Mailbox:
         lane = self.lanes.get(incoming.session)
         if lane is None:
             # Calls by another connection of the same caller come after those by its first one.
-            lane = self.lanes[incoming.session] = self.lanes.get(getattr(incoming.session, "twin", None)) or Lane()
-        if incoming.blockers:
-            if not self.steps_out:  # else `unblocked` brings it back
-                lane.held.append((incoming, spec))
-        elif lane.held:
-            lane.held.append((incoming, spec))
-        # The conditions of `_may_start` and the steps of `_start`, repeated for a call that can start at once, as most
-        # can.
-        elif spec.kind in _THREADED:
-            if lane.async_unstarted:
-                lane.held.append((incoming, spec))
-            else:
-                self.hand_over(incoming, spec, lane)
-        elif lane.put != lane.started or self.async_running >= self.async_limit:
-            lane.held.append((incoming, spec))
-            if lane.put == lane.started:  # the thread may have caught up before it could see the held call
-                self._pump(lane)
-        elif spec.kind == _INLINE:
-            if lane.async_unstarted:
-                lane.held.append((incoming, spec))
-            else:
-                self._run_inline(incoming, spec)
-        else:
-            self.async_running += 1
-            lane.async_unstarted += 1
-            self._start_async(incoming, spec, lane)
+            lane = self.lanes.get(getattr(incoming.session, "twin", None)) or hot.Lane(self.tasks, deque())
+            self.lanes[incoming.session] = lane
+        if incoming.blockers and self.steps_out:
+            return  # `unblocked` brings it back
+        if not incoming.blockers and lane.admit(spec.kind):
+            self.start(incoming, spec, lane)
+            return
+        lane.held.append((incoming, spec))
+        if len(lane.held) == 1:  # the thread may have begun the call before it, before it could see the held call
+            self._pump(lane)
 
-    def hand_over(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
-        """Give a call that may start to the thread."""
-        lane.put += 1
-        if len(self._threads) < self.sync_limit:
-            self._grow()
-        self._queue.put((incoming, spec, lane))
-        if self._shared is not None:
-            self._take_turn()
+    def start(self, incoming: Incoming, spec: MethodSpec, lane: hot.Lane) -> None:
+        """Start a call that was admitted."""
+        kind = spec.kind
+        if kind in _THREADED:
+            if len(self._threads) < self.sync_limit:
+                self._grow()
+            self._queue.put((incoming, spec, lane))
+            if self._shared is not None:
+                self._take_turn()
+        elif kind == _INLINE:
+            self._run_inline(incoming, spec)
+        else:
+            self._start_async(incoming, spec, lane)
 
     def unblocked(self, incoming: Incoming, spec: MethodSpec) -> None:
         """Go on with a call whose last argument has arrived."""
         if self.steps_out:
             self.submit(incoming, spec)
-        else:
-            lane = self.lanes.get(incoming.session)
-            if lane is not None:
-                self._pump(lane)
+        elif (lane := self.lanes.get(incoming.session)) is not None:
+            self._pump(lane)
 
-    def _may_start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> bool:
-        if incoming.blockers:
-            return False
-        if spec.kind in _THREADED:
-            return lane.async_unstarted == 0
-        if lane.put != lane.started or self.async_running >= self.async_limit:
-            return False
-        return lane.async_unstarted == 0 or spec.kind != _INLINE
-
-    def _start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> None:
-        kind = spec.kind
-        if kind in _THREADED:
-            self.hand_over(incoming, spec, lane)
-        elif kind == _INLINE:
-            self._run_inline(incoming, spec)
-        else:
-            self.async_running += 1
-            lane.async_unstarted += 1
-            self._start_async(incoming, spec, lane)
-
-    def pump(self, lane: Lane) -> None:
+    def pump(self, lane: hot.Lane) -> None:
         """Start the calls of a lane that can start, after the present step of the loop: a task that calls this in its
         first step stays ahead of them."""
         self.loop.call_soon(self._pump, lane)
 
-    def _pump(self, lane: Lane) -> None:
+    def _pump(self, lane: hot.Lane) -> None:
         if lane.pumping:
             return
         lane.pumping = True
         held = lane.held
         try:
-            while held and self._may_start(lane, *held[0]):
-                self._start(lane, *held.popleft())
+            while held and not held[0][0].blockers and lane.admit_held(held[0][1].kind):
+                incoming, spec = held.popleft()
+                self.start(incoming, spec, lane)
         finally:
             lane.pumping = False
 
@@ -201,23 +155,21 @@ class Mailbox:
         if not self.loop.is_running():  # the collector has closed the coroutine of a call, after the end of the loop
             return
         for session, lane in list(self.lanes.items()):
-            if self.async_running >= self.async_limit:
+            if self.tasks.full:
                 return
             if lane.held:
                 del self.lanes[session]  # to the back, or the first caller would always be served first
                 self.lanes[session] = lane
                 self._pump(lane)
 
-    def task_began(self, lane: Lane) -> None:
+    def task_began(self, lane: hot.Lane) -> None:
         """Note that the first step of an async call is about to run."""
-        lane.async_unstarted -= 1
-        if lane.held:
+        if lane.task_began():
             self.pump(lane)
 
     def task_ended(self) -> None:
         """Note the end of an async call."""
-        self.async_running -= 1
-        if self.async_running + 1 == self.async_limit:
+        if self.tasks.task_ended():
             self.pump_all()
 
     def forget(self, session: Any) -> None:
@@ -279,7 +231,7 @@ class Mailbox:
     def idle(self) -> bool:
         """Whether nothing is held, queued for the thread or running as a task. (A running sync call shows only in the
         open call of its caller.)"""
-        return self._queue.empty() and self.async_running == 0 and not any(lane.held for lane in self.lanes.values())
+        return self._queue.empty() and not self.tasks.running and not any(lane.held for lane in self.lanes.values())
 
     def _grow(self) -> None:
         """Count a call that is about to be queued, and add a thread if all are busy. Called below the limit only:
@@ -311,38 +263,20 @@ class Mailbox:
 
     def _serve(self) -> None:
         queue = self._queue
-        get, empty, run, lock = queue.get, queue.empty, self._run_sync, self._count_lock
-        while True:
-            work = get()
-            if type(work) is tuple:  # as in `_do`
-                try:
-                    incoming, spec, lane = work
-                    with lock:
-                        lane.started += 1
-                    if lane.held:
-                        self.loop.call_soon_threadsafe(self._pump, lane)
-                    run(incoming, spec, not empty())
-                except BaseException as error:  # likewise
-                    self._lost(error)
-                del incoming, lane
-            elif work is None:
-                return
-            else:
-                self._do(work, empty)
+        while (work := queue.get()) is not None:
+            self._do(work)
             del work
             if len(self._threads) < self.sync_limit:
-                with lock:
+                with self._count_lock:
                     self._open -= 1
 
-    def _do(self, work: Any, empty: Callable[[], bool]) -> None:
+    def _do(self, work: Any) -> None:
         try:
             if type(work) is tuple:
                 incoming, spec, lane = work
-                with self._count_lock:
-                    lane.started += 1
-                if lane.held:
+                if lane.thread_began():
                     self.loop.call_soon_threadsafe(self._pump, lane)
-                self._run_sync(incoming, spec, not empty())
+                self._run_sync(incoming, spec, not self._queue.empty())
             else:
                 work()
         except BaseException as error:  # exceptions of methods were answered
@@ -388,7 +322,7 @@ class Mailbox:
                 work = queue.get_nowait()
             except Empty:
                 return
-            self._do(work, queue.empty)
+            self._do(work)
             del work
             if threads.wanted:
                 return

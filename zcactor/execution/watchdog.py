@@ -177,14 +177,14 @@ class Watchdog:
             ),
             None,
         )
-        if running is None and mailbox.async_running < mailbox.async_limit:
+        if running is None and not mailbox.tasks.full:
             return
         if not self._may_say(now, host.index, "calls"):
             return
         if running is None:
             logger.warning(
                 "%s has waited %g s: %d calls of %s run, as many as may (max_concurrency)",
-                spec.label, self._after, mailbox.async_running, host.label,
+                spec.label, self._after, mailbox.tasks.running, host.label,
             )  # fmt: skip
             return
         what = host.interface.methods[running.code]

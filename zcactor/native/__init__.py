@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zcactor.errors import ConnectionLost, ProtocolError
 
@@ -16,7 +16,9 @@ if sys.byteorder != "little":
         "are written and read in place; use x86-64 or arm64"
     )
 
-hot: Any = importlib.import_module("zcactor.native._hot")
-"""The extension module."""
+if TYPE_CHECKING:
+    from zcactor.native import _hot as hot
+else:
+    hot = importlib.import_module("zcactor.native._hot")
 
 hot.setup(bytes(52), ProtocolError, ConnectionLost, None, None)  # zcactor.rpc.session sets the rest

@@ -94,7 +94,7 @@ typedef struct { /* state of one import of the module */
     char constant[CONSTANT_NBYTES];
     PyObject *protocol_error, *connection_lost, *state_queued, *state_sent; /* from Python, as is the constant */
     PyTypeObject *credits_type, *counters_type, *send_buffer_type, *wire_type, *reader_type, *cipher_type,
-        *meeting_type, *seat_type;
+        *meeting_type, *seat_type, *admission_type, *lane_type;
     PyObject *lent; /* arrays that were writable before they were lent or claimed, by address; see arrays.c */
     /* Names of attributes and methods, interned, which live as long as the module. */
     PyObject *str_complete_plain, *str_grant, *str_withdraw, *str_release, *str_store, *str_sealed, *str_exported,
@@ -102,7 +102,7 @@ typedef struct { /* state of one import of the module */
         *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags, *str_closed, *str_flush_due;
 } State;
 extern PyType_Spec credits_spec, counters_spec, send_buffer_spec, wire_spec, reader_spec, cipher_spec, meeting_spec,
-    seat_spec;
+    seat_spec, admission_spec, lane_spec;
 /* The module of one of its types, and the state; NULL with an exception when the module is being collected. An object
  * that points to the state owns the module: the garbage collector may take a type from its module before the type's
  * objects. */

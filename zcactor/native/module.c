@@ -100,7 +100,8 @@ static const struct {
 } types[] = {{offsetof(State, credits_type), &credits_spec},         {offsetof(State, counters_type), &counters_spec},
              {offsetof(State, send_buffer_type), &send_buffer_spec}, {offsetof(State, wire_type), &wire_spec},
              {offsetof(State, reader_type), &reader_spec},           {offsetof(State, cipher_type), &cipher_spec},
-             {offsetof(State, meeting_type), &meeting_spec},         {offsetof(State, seat_type), &seat_spec}};
+             {offsetof(State, meeting_type), &meeting_spec},         {offsetof(State, seat_type), &seat_spec},
+             {offsetof(State, admission_type), &admission_spec}, {offsetof(State, lane_type), &lane_spec}};
 #define LENGTH(array) (sizeof(array) / sizeof *(array))
 #define FIELD(T, state, offset) ((T **)(void *)((char *)(state) + (offset)))
 
