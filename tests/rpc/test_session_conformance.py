@@ -29,8 +29,6 @@ from zcactor.transport.base import PeerInfo
 from zcactor.transport.local.endpoint import LocalConnection
 from zcactor.transport.loopback.endpoint import loopback_pair
 from zcactor.transport.mapping import Mapped
-from zcactor.transport.verbs.peer import connection
-from zcactor.transport.verbs.peer.sending import SlotSender
 
 
 def _of_this_process(arena: Any, offset: int, nbytes: int) -> Mapped:
@@ -100,17 +98,6 @@ class TestPythonSocket(MappingSessionSuite):
     @pytest.fixture
     async def connections(self, stores: tuple[Store, Store]) -> tuple[Any, Any]:
         return python_socket(stores)
-
-
-@pytest.mark.slow
-class TestPythonSlots(SessionSuite):
-    @pytest.fixture
-    async def connections(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Any, Any]]:
-        monkeypatch.setattr(connection, "SlotSender", partial(SlotSender, native=False))
-        with fake_sides(recv_depth=DEPTH) as (left, right):
-            pair = await connect(left, right)
-            yield pair.left, pair.right
-            await finish(pair)
 
 
 class TestPython(MappingSessionSuite):

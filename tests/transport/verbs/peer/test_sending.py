@@ -40,7 +40,6 @@ class Bench:
 
     def __init__(
         self, *, inline: int = 0, window: int = WINDOW, manual: bool = True, seed: int = 0, sealed: bool = False,
-        native: bool = True,
     ) -> None:  # fmt: skip
         depth = window + RESERVED
         self.fabric = FakeFabric(manual=manual, seed=seed)
@@ -53,7 +52,6 @@ class Bench:
         self.failures: list[Exception] = []
         self.sender = SlotSender(
             self.wire.left, self.area, DEPTH, MAX_RESERVE, self.credits, self._wake, self.failures.append, records,
-            native=native,
         )  # fmt: skip
         self.memory = Memory(depth * self.slot)
         self.region = self.wire.devices[1].register(self.memory.address, depth * self.slot, remote_read=False)
@@ -145,10 +143,10 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         inline=st.sampled_from([0, 64, 512]), window=st.integers(1, 10), seed=st.integers(0, 1000),
-        sealed=st.booleans(), native=st.booleans(),
+        sealed=st.booleans(),
     )  # fmt: skip
-    def begin(self, inline: int, window: int, seed: int, sealed: bool, native: bool) -> None:
-        self.bench = Bench(inline=inline, window=window, seed=seed, sealed=sealed, native=native)
+    def begin(self, inline: int, window: int, seed: int, sealed: bool) -> None:
+        self.bench = Bench(inline=inline, window=window, seed=seed, sealed=sealed)
 
     @precondition(lambda self: self.open is None and not self.closing)
     @rule(nbytes=st.integers(0, MAX_RESERVE - LENGTH_PREFIX - 4), slack=st.integers(0, 30))
@@ -264,10 +262,9 @@ def test_frames_of_a_batch_share_a_message() -> None:
     assert bench.frames == [b"a", b"bc", b""]
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("inline", [0, 512])
-def test_sealed_messages(native: bool, inline: int) -> None:
-    bench = Bench(sealed=True, inline=inline, window=3, native=native)
+def test_sealed_messages(inline: int) -> None:
+    bench = Bench(sealed=True, inline=inline, window=3)
     frames = [frame(number, number * 7 % (MAX_RESERVE - 20)) for number in range(200)]
     for at, data in enumerate(frames):
         send(bench.sender, [data])
@@ -523,9 +520,9 @@ class Looked:
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_flush_just_when_the_sender_finds_nothing_more_is_not_lost(sealed: bool) -> None:
     bench = Bench(sealed=sealed)
-    looked = Looked(bench.sender._writer, lambda: send(bench.sender, [b"late"]))
+    looked = Looked(bench.sender.native, lambda: send(bench.sender, [b"late"]))
     put(bench.sender, b"first")
-    bench.sender._writer = looked
+    bench.sender.native = looked
     bench.sender.flush()
     assert bench.woken == 1
     bench.sender.pump()  # as after the wake-up

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.errors import ConnectionLost
 from zcactor.native import hot
 from zcactor.transport.stream.record_layer import RECORD_NBYTES
 from zcactor.transport.verbs.device.slots import BYE, CREDIT, DATA, HEADER_NBYTES, PROBE, SlotArea, pack_header
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.driver.base import QueuePair
     from zcactor.transport.verbs.peer.records import Records
 
-__all__ = ["SEND_ID", "SIGNAL_EVERY", "SlotSender", "SlotWriter"]
+__all__ = ["SEND_ID", "SIGNAL_EVERY", "SlotSender"]
 
 SIGNAL_EVERY: Final = 8
 """Messages for each completion. A completion costs more than a small SEND. With a quarter of the slots, messages never
@@ -43,108 +42,6 @@ _NONE: Final = -1
 """No slot; no message."""
 
 
-class _Writer(Protocol):
-    """The buffer that frames are encoded into: the native send buffer, or `SlotWriter`."""
-
-    def reserve(self, nbytes: int, /) -> tuple[bytearray | memoryview, int]: ...
-    def commit(self, nbytes: int, /) -> None: ...
-    @property
-    def pending(self) -> int:
-        """Return the bytes in the slot behind its header."""
-
-    def swap(self, view: memoryview, tail: int, /) -> int:
-        """Write to `view` from now on. Returns the end of the frames in the former slot, or -1 while a frame is
-        written."""
-
-    def refuse(self, reason: str, /) -> None: ...
-    def close(self, reason: str, /) -> None: ...
-
-
-class SlotWriter:
-    """The native send buffer on slots, in Python.
-
-    Args:
-        max_reserve: bytes of the largest frame with its prefix.
-        slots: the sender; its method `full` provides another slot.
-    """
-
-    def __init__(self, max_reserve: int, slots: SlotSender) -> None:
-        self._max_reserve = max_reserve
-        self._slots = slots
-        self._lock = threading.Lock()
-        self._view = memoryview(b"")
-        self._head = self._tail = 0
-        self._open = False  # a reservation is being written
-        self._refused = ""
-        self._closed = False
-
-    def reserve(self, nbytes: int) -> tuple[memoryview, int]:
-        """Reserve room for one frame with its prefix. Returns a buffer, and the offset of the room in it.
-
-        Raises:
-            ValueError: `nbytes` is more than a slot holds.
-            ConnectionLost: `refuse` or `close` was called.
-        """
-        if nbytes > self._max_reserve:
-            raise ValueError(
-                f"a frame of {nbytes} bytes with its prefix is too large: the limit is {self._max_reserve}; pass large "
-                "values by reference"
-            )
-        while True:
-            with self._lock:
-                if self._refused:
-                    raise ConnectionLost(self._refused)
-                if self._tail + nbytes <= len(self._view):
-                    self._open = True
-                    return self._view, self._tail
-                self._open = False
-            self._slots.full()
-
-    def commit(self, nbytes: int) -> None:
-        """Commit the first `nbytes` of the last reservation, a frame with its prefix.
-
-        Raises:
-            ConnectionLost: `close` was called meanwhile.
-        """
-        with self._lock:
-            if self._closed:
-                raise ConnectionLost(self._refused)
-            self._tail += nbytes
-            self._open = False
-
-    @property
-    def pending(self) -> int:
-        """Return the bytes of frames in the slot."""
-        return self._tail - self._head
-
-    def swap(self, view: memoryview, tail: int) -> int:
-        """Write to `view` from now on. Returns the end of the frames in the former slot, or -1 while a frame is
-        written: its writer flushes later."""
-        with self._lock:
-            if self._open:
-                return -1
-            end = self._tail
-            self._view = view
-            self._head = self._tail = tail
-            return end
-
-    def flushed(self) -> None:
-        """Note that the writer does not commit its last reservation any more."""
-        self._open = False
-
-    def refuse(self, reason: str) -> None:
-        """Accept nothing more. Takes no lock: safe in a forked child."""
-        self._refused = self._refused or reason
-
-    def close(self, reason: str) -> None:
-        """Accept nothing more, and drop the slot."""
-        self.refuse(reason)
-        with self._lock:
-            self._closed = True
-            self._view = memoryview(b"")
-            self._head = self._tail = 0
-
-
 class SlotSender:
     """The messages of one queue pair, in order.
 
@@ -157,7 +54,6 @@ class SlotSender:
         wake: has `pump` called on the loop's thread soon. Any thread may call it.
         failed: called on the loop's thread with the error when a message cannot be posted.
         records: encrypts each message; None where messages are not encrypted.
-        native: whether the native send buffer writes the frames, or a `SlotWriter`.
     """
 
     def __init__(
@@ -170,8 +66,6 @@ class SlotSender:
         wake: Callable[[], None],
         failed: Callable[[Exception], None],
         records: Records | None = None,
-        *,
-        native: bool = True,
     ) -> None:
         self.max_reserve: Final = max_reserve
         self.messages = 0
@@ -193,13 +87,10 @@ class SlotSender:
         self._inline: list[int] = []  # slots of inline messages that are not posted yet
         self._last = _NONE  # kind of the next message without frames: CREDIT, or BYE behind all frames
         self._closed = False
-        self.native: Any = hot.SendBuffer(max_reserve, -1, self) if native else None
-        """The native send buffer, if any, which takes whole frames without `reserve`."""
-        self._python = None if native else SlotWriter(max_reserve, self)
-        writer: Any = self._python or self.native
-        self._writer: _Writer = writer
-        self.reserve = self._writer.reserve
-        self.commit = self._writer.commit
+        self.native: Any = hot.SendBuffer(max_reserve, -1, self)
+        """The writer, which encodes plain frames by itself."""
+        self.reserve = self.native.reserve
+        self.commit = self.native.commit
         self._records = records
         self._room: Final = area.nbytes if records is None else area.nbytes - RECORD_NBYTES  # bytes of a message
         self._buffers: list[memoryview] = []  # unused ordinary memory
@@ -221,9 +112,7 @@ class SlotSender:
 
     def flush(self) -> None:
         """Send committed frames as soon as possible. Never blocks."""
-        if self._python is not None:
-            self._python.flushed()
-        if self._closed or not (self._waiting or self._writer.pending):  # as `pending`, without a call
+        if self._closed or not (self._waiting or self.native.pending):  # as `pending`, without a call
             return
         self._flushed = True
         if threading.get_ident() == self._thread:
@@ -234,7 +123,7 @@ class SlotSender:
     @property
     def pending(self) -> bool:
         """Whether committed frames are not posted yet."""
-        return bool(self._waiting) or self._writer.pending > 0
+        return bool(self._waiting) or self.native.pending > 0
 
     @property
     def under_way(self) -> int:
@@ -243,7 +132,7 @@ class SlotSender:
 
     def refuse(self, reason: str) -> None:
         """Accept nothing more. Committed frames are still sent."""
-        self._writer.refuse(reason)
+        self.native.refuse(reason)
 
     def abandon(self, reason: str) -> None:
         """Accept nothing more and write to no slot, in a forked child, as slots belong to the parent. Takes no lock."""
@@ -252,7 +141,7 @@ class SlotSender:
 
     def drop(self, reason: str) -> None:
         """Accept nothing more, and drop frames that were not posted."""
-        self._writer.close(reason)
+        self.native.close(reason)
         with self._lock:
             self._free += [slot for _, _, slot in self._waiting if slot != _NONE]
             self._waiting.clear()
@@ -264,17 +153,14 @@ class SlotSender:
 
     def _next_buffer(self) -> int:
         """Give the writer an empty buffer: a slot, unless waiting frames need them. Returns the end of the frames in
-        the former one, or -1 where it cannot be left now, and nothing has changed. Called under the lock."""
+        the former one. Called under the lock."""
         slot = self._free.pop() if self._free and not self._waiting and self._records is None else _NONE
         if slot != _NONE:
             view = self._area.views[slot]
         else:
             view = self._buffers.pop() if self._buffers else memoryview(bytearray(self._room))
-        end = self._writer.swap(view, HEADER_NBYTES)
-        if end >= 0:
-            self._slot, self._view = slot, view
-        elif slot != _NONE:
-            self._free.append(slot)
+        self._slot, self._view = slot, view
+        end: int = self.native.swap(view, HEADER_NBYTES)
         return end
 
     # ---- the loop's thread
@@ -301,15 +187,13 @@ class SlotSender:
                 sends.append(self._message(DATA, *self._waiting.popleft()))
                 continue
             self._flushed = False  # reset before the check: a thread that flushes later sets it again
-            if not self._writer.pending:
+            if not self.native.pending:
                 break
             self._flushed = True
             if not self._may_leave(self._slot):
                 break
             view, slot = self._view, self._slot
             end = self._next_buffer()
-            if end < 0:  # a writer that is writing flushes when it is done
-                break
             self._credits.take()
             sends.append(self._message(DATA, view, end, slot))
         if self._last != _NONE and self._free and len(self._flight) < self._depth + 1:
