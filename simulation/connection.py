@@ -15,7 +15,6 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.native import hot
 from zcactor.rpc.codec import TEMPLATE, decode
 from zcactor.rpc.messages import UNCREDITED, Kind
 from zcactor.transport.base import LENGTH_PREFIX
@@ -29,44 +28,7 @@ if TYPE_CHECKING:
     from simulation.network import Network
     from zcactor.transport.base import Commit, PeerInfo, RemoteRegion
 
-__all__ = ["SimConnection", "SimSlot"]
-
-_NBYTES = 8 << 10
-
-
-class SimSlot:
-    """A slot of ordinary memory, in place of the registered slots of a queue pair: the native part encodes frames into
-    it, from any thread.
-
-    Args:
-        max_reserve: bytes of the largest frame with its prefix.
-        take: called with the written bytes, in order; its view is valid during the call.
-        leave: called when the taken bytes are to be sent.
-    """
-
-    def __init__(self, max_reserve: int, take: Callable[[memoryview], object], leave: Callable[[], None]) -> None:
-        self._nbytes = max(_NBYTES, max_reserve)
-        self._lock = threading.Lock()
-        self._view = memoryview(bytearray(self._nbytes))
-        self._take = take
-        self._leave = leave
-        self.native: Any = hot.SendBuffer(max_reserve, -1, self)
-        """The send buffer."""
-        self.native.swap(self._view, 0)
-
-    def full(self) -> None:
-        """Take the written bytes, because the next frame does not fit behind them. Other threads write to the new
-        memory meanwhile."""
-        with self._lock:
-            view, self._view = self._view, memoryview(bytearray(self._nbytes))
-            end = self.native.swap(self._view, 0)
-            if end:
-                self._take(view[:end])
-
-    def flush(self) -> None:
-        """Send the committed frames."""
-        self.full()
-        self._leave()
+__all__ = ["SimConnection"]
 
 
 BANDWIDTH: Final = 5e9
@@ -94,7 +56,7 @@ class SimConnection(LoopbackConnection):
         arena: address and bytes of the peer's arena.
         keeps: an object that keeps that arena's memory alive, as a mapping does in a real process.
         maps: whether both processes are on one host.
-        native: whether the native part writes and reads frames.
+        native: whether the native part writes and reads plain frames; otherwise Python does all frames.
         authorize: ``authorize(receiver, object_id, offset, nbytes)`` of this end's endpoint returns an object that
             keeps the bytes where the peer may pull them, else None.
     """
@@ -111,11 +73,7 @@ class SimConnection(LoopbackConnection):
             rng=network.undrawn, maps=maps,
         )  # fmt: skip
         self.kind = "sim"
-        self.native_out: Any = None
-        """See `zcactor.transport.base.Connection`."""
-        if native:
-            slot = SimSlot(self.max_frame + LENGTH_PREFIX, self._take, self._leave)
-            self._out = self.native_out = slot.native
+        self.native_out.declines = not native
         self.integrity = "mapped" if maps else "none"
         self.loop = loop
         self.network = network
@@ -149,19 +107,6 @@ class SimConnection(LoopbackConnection):
         return self._lost
 
     # ---- sending
-
-    def flush(self) -> None:
-        """Send the committed frames; they arrive in a later turn of the loop."""
-        if self.native_out is None:
-            super().flush()
-        else:
-            self.native_out.flush()  # which also sends it
-
-    def send_blocked(self) -> None:
-        """Never called by the native part: all written bytes are taken."""
-
-    def send_failed(self, error: OSError) -> None:
-        """Never called by the native part, for the same reason."""
 
     def _leave(self) -> None:
         """Send at once: the way takes its time anyway. Only tests have threads; theirs leave it to the loop."""

@@ -309,7 +309,7 @@ class Faulty:
             LeaseTable.grant = failing(LeaseTable.grant)  # type: ignore[method-assign]
         for session in process.sessions.all():
             if step in ("encode", "reserve"):
-                session._outgoing.wire = None  # the native wire writes frames without these steps
+                session.connection.native_out.declines = True  # the native part writes frames without these steps
             holder, name = {
                 "export": (session._grants, "export"),
                 "reserve": (session._outgoing, "_reserve"),

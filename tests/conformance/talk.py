@@ -276,7 +276,7 @@ class Talk:
             call.stream = Stream(call, lambda payload, parts, flags: msgspec.msgpack.decode(payload), session.cancel)
         self.unfinished.add(call)
         try:
-            if parts or stream or session.wire is None or not session.wire.call(call, ACTOR, 0, values):
+            if parts or stream or not session.wire.call(call, ACTOR, 0, values):
                 payload, found, flags = self.pack(0, values, parts)
                 session.send_call(call, ACTOR, 0, flags, 0, payload, found)
         except BaseException:
@@ -298,7 +298,7 @@ class Talk:
     ) -> None:  # fmt: skip
         """Answer a call with a plain value or an array, or with parts."""
         wire = self.b.wire
-        if status == Status.OK and not parts and wire is not None and wire.respond(incoming.id, value, False, pushed):
+        if status == Status.OK and not parts and wire.respond(incoming.id, value, False, pushed):
             return
         if isinstance(value, np.ndarray) and self.hubs[1].marshaller is not None:
             payload, parts, flags = self.hubs[1].marshaller.pack(value)
@@ -309,13 +309,13 @@ class Talk:
     def push(self, key: int, word: int, value: Any) -> None:
         """Push a plain value to `b`."""
         wire = self.a.wire
-        if wire is None or not wire.push(key, word, value):
+        if not wire.push(key, word, value):
             self.a.push(key, word, Status.OK, msgspec.msgpack.encode(value), (), 0)
 
     def publish(self, key: int, word: int, *values: Any) -> None:
         """Send plain values to the taker of `word` at `b`."""
         wire = self.a.wire
-        if wire is None or not wire.publish(key, word, values, True):
+        if not wire.publish(key, word, values, True):
             self.a.publish(key, word, msgspec.msgpack.encode(values))
 
     def drop(self, *those: Incoming | Call) -> None:

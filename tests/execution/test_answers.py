@@ -15,9 +15,9 @@ from zcactor.rpc.messages import Status
 
 
 class Bench:
-    """A marshaller, and a session without a native part, which raise the errors that a test gives them."""
+    """A marshaller, and a session whose native part declines, which raise the errors that a test gives them."""
 
-    wire = None
+    wire = SimpleNamespace(respond=lambda *_: False)
     connection = SimpleNamespace(eager_limit=100, max_frame=10_000)
 
     def __init__(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import sys
 from typing import Any
 
@@ -28,7 +27,6 @@ from zcactor.rpc.call import CallState
 from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
 from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import Kind, Status
-from zcactor.transport.credits import Credits
 
 plain = st.one_of(
     st.none(),
@@ -325,24 +323,6 @@ def test_references_of_pickles_are_pythons_to_read(end: End) -> None:
         encode_into(buffer, 0, Kind.CALL, 0, 1, 0, 1, 1 + authenticate, 0, (region,), (), array)
         end.wire.feed(bytes(buffer))
         assert (len(end.calls), len(end.others)) == (1, authenticate)
-
-
-def test_credits_are_those_of_the_pure_class() -> None:
-    rng = random.Random(5)
-    native, pure = hot.Credits(20), Credits(20)
-    for _ in range(5000):
-        name, argument = rng.choice(
-            [("take", None), ("returned", rng.randrange(6)), ("consumed", 1), ("take_owed", None)]
-        )
-        outcomes = []
-        for one in (native, pure):
-            method = getattr(one, name)
-            try:
-                outcomes.append(method() if argument is None else method(argument))
-            except ProtocolError as error:
-                outcomes.append(str(error))
-        assert outcomes[0] == outcomes[1]
-        assert (native.available, native.owed, native.due) == (pure.available, pure.owed, pure.due)
 
 
 def test_send_buffer_keeps_order_over_a_full_socket(end: End) -> None:

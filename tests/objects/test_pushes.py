@@ -163,6 +163,17 @@ def test_a_result_goes_from_its_maker_to_the_call_that_needs_it(scene: Scene) ->
     scene.check()
 
 
+def test_a_result_beside_an_argument_that_python_packs_goes_once(scene: Scene) -> None:
+    async def program(process: Process) -> Any:
+        a, b, _ = await scene.links(3)
+        before = scene.pushes()
+        value = await b.two(a.slowly(1), {"a": 1})
+        return value, scene.pushes() - before
+
+    assert scene.bench.run(program) == ([2, {"a": 1}], 1)
+    scene.check()
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_the_end_of_an_actor_answers_a_call_that_waits_for_a_promise(scene: Scene, end: str) -> None:
     async def program(process: Process) -> Any:
@@ -491,7 +502,7 @@ def test_at_every_step(scene: Scene, act: Callable[[Race], None], errors: Any) -
 
 def test_a_forward_frame_that_is_not_the_next_one_is_refused(scene: Scene) -> None:
     async def program(process: Process) -> None:
-        session: Any = SimpleNamespace(wire=None)
+        session: Any = SimpleNamespace()
         incoming = Incoming(session, 5, 2, 0, b"")
         pushes: Pushes = process.pushes
         with pytest.raises(ProtocolError, match="FORWARD 1 of call 5 came after 0 others"):
@@ -552,7 +563,7 @@ class Native:
 class Caller:
     """The caller's session."""
 
-    def __init__(self, wire: Native | None) -> None:
+    def __init__(self, wire: Native) -> None:
         self.wire = wire
         self.peer_process = b"\x05" + bytes(15)
         self.connection = SimpleNamespace(eager_limit=1000)
@@ -570,7 +581,7 @@ def a_call(caller: Caller, forwards: Any = ((0, 77, TARGET),)) -> Incoming:
     return incoming
 
 
-def connected(wire: Native | None, **other: Any) -> Any:
+def connected(wire: Native, **other: Any) -> Any:
     session = SimpleNamespace(wire=wire, closed=None, peer_hello=object())
     session.__dict__.update(other)
     pushes: Any = current().pushes
@@ -586,7 +597,7 @@ async def test_a_plain_result_is_pushed_and_answered(zc_runtime: LoopbackRuntime
         assert pushes.plain(a_call(caller), 7, True)
     finally:
         del pushes._sessions.used[TARGET]
-    assert there.pushed == [(77, 5, 7)] and caller.wire is not None
+    assert there.pushed == [(77, 5, 7)]
     assert caller.wire.responses == [(5, 7, True, 1)] and not caller.responses
 
 
@@ -604,18 +615,18 @@ async def test_an_answer_that_python_has_to_write_tells_of_the_push(zc_runtime: 
 
 
 @pytest.mark.parametrize(
-    "why", ["two", "python", "cancelled", "answered", "nobody", "theirs", "ended", "greeting", "value", "faults"]
+    "why", ["two", "cancelled", "answered", "nobody", "theirs", "ended", "greeting", "value", "faults"]
 )
 async def test_another_result_goes_the_usual_way(zc_runtime: LoopbackRuntime, why: str) -> None:
     pushes: Any = current().pushes
-    there, caller = Native(writes=why != "value"), Caller(None if why == "python" else Native())
+    there, caller = Native(writes=why not in ("value", "theirs")), Caller(Native())
     forwards = [(0, 77, TARGET), (1, 78, TARGET)] if why == "two" else [(0, 77, TARGET)]
     incoming = a_call(caller, forwards)
     other: dict[str, Any] = {"closed": ConnectionLost("gone")} if why == "ended" else {}
     if why == "greeting":
         other = {"peer_hello": None}
     if why != "nobody":
-        connected(None if why == "theirs" else there, **other)
+        connected(there, **other)
     if why == "cancelled":
         incoming.cancelled = True
     if why == "answered":
@@ -626,4 +637,4 @@ async def test_another_result_goes_the_usual_way(zc_runtime: LoopbackRuntime, wh
     finally:
         pushes._sessions.used.pop(TARGET, None)
     assert not there.pushed and not caller.responses
-    assert caller.wire is None or not caller.wire.responses
+    assert not caller.wire.responses

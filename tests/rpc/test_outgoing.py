@@ -36,7 +36,7 @@ async def test_what_waits_stays_in_order_when_its_turn_fails(pair: Pair, monkeyp
         raise ConnectionLost("the transport knows of the end")
 
     with monkeypatch.context() as patched:
-        patched.setattr(outgoing, "wire", None)
+        patched.setattr(pair.a.connection.native_out, "declines", True)
         patched.setattr(outgoing, "_reserve", refuse)
         outgoing.credits_returned(1)
     assert list(pair.a._backlog) == backlog
@@ -57,7 +57,7 @@ async def test_a_frame_that_fails_when_its_turn_comes_gives_its_credit_back(
         raise MemoryError("injected")
 
     with monkeypatch.context() as patched:
-        patched.setattr(outgoing, "wire", None)
+        patched.setattr(pair.a.connection.native_out, "declines", True)
         patched.setattr(outgoing, "_reserve", refuse)
         with pytest.raises(MemoryError, match="injected"):
             outgoing.credits_returned(1)
@@ -117,7 +117,7 @@ async def test_messages_of_many_references_beside_those_of_other_threads(kind: s
 
     def between(*entry: Any) -> None:
         frame(*entry)
-        if entry[0] == Kind.REGIONS and pair.a.wire is not None:
+        if entry[0] == Kind.REGIONS:
             assert pair.a.wire.call(new_call(), 2, 0, (array,))
 
     def new_call() -> Call:

@@ -35,7 +35,7 @@ def _of_this_process(arena: Any, offset: int, nbytes: int) -> Mapped:
     return Mapped(arena.address + offset, nbytes, arena, arena)
 
 
-def native_socket(stores: Any, *, native: bool = True) -> tuple[Any, Any]:
+def native_socket(stores: Any) -> tuple[Any, Any]:
     """Two ends of a unix socket, each with the other's arena mapped."""
     sockets = socket.socketpair()
     ends = []
@@ -46,22 +46,24 @@ def native_socket(stores: Any, *, native: bool = True) -> tuple[Any, Any]:
         info = PeerInfo(peer.process, os.getpid(), os.getuid(), arena.nbytes)
         end = LocalConnection(
             sock, info, recv_depth=DEPTH, eager_limit=16384, mapping=mapping, map_writable=no_arena,
-            native=native,
         )  # fmt: skip
         ends.append(end)
     return ends[0], ends[1]
 
 
-def python_socket(stores: Any) -> tuple[Any, Any]:
-    """The same two ends on Python's path."""
-    return native_socket(stores, native=False)
-
-
-def python(stores: Any) -> tuple[Any, Any]:
-    """Two ends of a loopback connection, which has no native part."""
+def native_slots(stores: Any) -> tuple[Any, Any]:
+    """Two ends of a loopback connection."""
     arenas = tuple((store.arena.address, store.arena.nbytes, store.arena) for store in stores)
     names = tuple(store.process for store in stores)
     return loopback_pair(processes=names, arenas=arenas, recv_depth=DEPTH)  # type: ignore[arg-type]
+
+
+def python(stores: Any) -> tuple[Any, Any]:
+    """The same two ends, where the native part leaves all frames to Python."""
+    ends = native_slots(stores)
+    for end in ends:
+        end.native_out.declines = True
+    return ends
 
 
 class TestNativeSocket(MappingSessionSuite):
@@ -85,7 +87,7 @@ class TestNativeSocket(MappingSessionSuite):
         assert not talk.unfinished
 
 
-class TestNativeSlots(SessionSuite):
+class TestMessages(SessionSuite):
     @pytest.fixture
     async def connections(self) -> AsyncIterator[tuple[Any, Any]]:
         with fake_sides(recv_depth=DEPTH) as (left, right):
@@ -94,10 +96,10 @@ class TestNativeSlots(SessionSuite):
             await finish(pair)
 
 
-class TestPythonSocket(MappingSessionSuite):
+class TestNativeSlots(MappingSessionSuite):
     @pytest.fixture
     async def connections(self, stores: tuple[Store, Store]) -> tuple[Any, Any]:
-        return python_socket(stores)
+        return native_slots(stores)
 
 
 class TestPython(MappingSessionSuite):
@@ -208,7 +210,7 @@ TestSideBySide = pytest.mark.slow(SideBySide.TestCase)
 TestSideBySide.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
-@pytest.mark.parametrize("path", [native_socket, python_socket, python])
+@pytest.mark.parametrize("path", [native_socket, native_slots, python])
 async def test_leases_of_a_self_session_return_to_0(path: Any) -> None:
     store = Store(STORE_NBYTES, secrets.token_bytes(16))
     talk = Talk(path((store, store)), (store, store))

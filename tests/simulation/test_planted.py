@@ -26,8 +26,8 @@ from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.connections import Connections
 from zcactor.peers.twins import Twins
 from zcactor.rpc.call import Call
+from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.session import Session
-from zcactor.transport.credits import Credits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SEEDS = 40
@@ -181,18 +181,13 @@ def node_outlives_its_head(patch: pytest.MonkeyPatch) -> None:
 
 
 def credits_are_doubled(patch: pytest.MonkeyPatch) -> None:
-    take, now = Credits.take_owed, _each(40)
-
-    def taking(self: Credits) -> int:
-        owed = take(self)
-        return owed + (now() and owed < self.window // 2)
-
-    patch.setattr(Credits, "take_owed", taking)
+    returned, now = Outgoing.credits_returned, _each(40)
+    patch.setattr(Outgoing, "credits_returned", lambda self, count: returned(self, count + (count > 0 and now())))
 
 
 def credits_are_lost(patch: pytest.MonkeyPatch) -> None:
-    consumed, now = Credits.consumed, _each(97)
-    patch.setattr(Credits, "consumed", lambda self, count: None if now() else consumed(self, count))
+    returned, now = Outgoing.credits_returned, _each(97)
+    patch.setattr(Outgoing, "credits_returned", lambda self, count: returned(self, count - (count > 0 and now())))
 
 
 def one_call_too_many_runs(patch: pytest.MonkeyPatch) -> None:

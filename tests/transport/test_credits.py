@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from zcactor.errors import ProtocolError
 from zcactor.rpc.messages import UNCREDITED, Kind
-from zcactor.transport.credits import MAX_DEPTH, MIN_DEPTH, Credits
+from zcactor.transport.credits import Credits
+
+MIN_DEPTH, MAX_DEPTH = 3, 65535
 
 
 @pytest.mark.parametrize("depth", [-1, 0, MIN_DEPTH - 1, MAX_DEPTH + 1])

@@ -52,7 +52,7 @@ class RemoteMethod:
             # instead of called, because after a context switch a Python function costs a multiple of its warm time.
             actor = self._actor
             route = actor.route
-            if route is not None and route[0].wire is not None and call_deadline.get() is None:
+            if route is not None and call_deadline.get() is None:
                 session, index = route
                 process = actor.process
                 call = _new_call(Call)

@@ -80,7 +80,7 @@ def _let_go() -> None:
 class _Refusal:
     """The stand-in for a session, which refuses calls where they are made."""
 
-    wire = None
+    wire = SimpleNamespace(call=lambda *_: False)
     connection = SimpleNamespace(eager_limit=0)  # arguments are packed for this before they are refused
 
     def __init__(self, error: ForkedProcess) -> None:

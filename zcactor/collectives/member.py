@@ -216,7 +216,7 @@ class Member:
         key, used = (seq + 1) << _RANK_BITS | self.rank, self._used
         for rank, process, word in self._peers:
             session = used.get(process)
-            if session is not None and session.wire is not None and session.closed is None:
+            if session is not None and session.closed is None:
                 try:
                     if session.wire.publish(key, word, values, whole):
                         continue
@@ -350,7 +350,7 @@ class Member:
             values = signature, data, owner, offset, layout
         key, word, wire = (seq + 1) << _RANK_BITS | self.rank, self._words[rank], session.wire
         try:
-            if wire is not None and wire.publish(key, word, values, whole):
+            if wire.publish(key, word, values, whole):
                 return True
             if block is not None:
                 return False
@@ -409,7 +409,7 @@ class Member:
         session = self._session(rank)
         if session is None:
             return
-        if failure is None and session.wire is not None:
+        if failure is None:
             try:
                 if session.wire.publish((seq + 1) << _RANK_BITS | self.rank, self._words[rank], (), True):
                     return

@@ -404,9 +404,8 @@ class ActorRunner:
             if type(result) is CoroutineType:  # a plain function that returns a coroutine, as some decorators make
                 self.process.loop.call_soon_threadsafe(self._adopt_coroutine, incoming, result)
                 return
-            wire = session.wire
-            if wire is None or not (
-                wire.respond(incoming.id, result, more)
+            if not (
+                session.wire.respond(incoming.id, result, more)
                 if incoming.forwards is None
                 else self._push_plain(incoming, result, more)
             ):
@@ -470,9 +469,8 @@ class ActorRunner:
                 args, kwargs = self._arguments.take(incoming)
                 result = await getattr(self.instance, self._names[incoming.code])(*args, **kwargs)
                 del args, kwargs
-            wire = incoming.session.wire
-            plain = wire is not None and not self.stopping and incoming.forwards is None
-            if not plain or not wire.respond(incoming.id, result, False):
+            plain = not self.stopping and incoming.forwards is None
+            if not plain or not incoming.session.wire.respond(incoming.id, result, False):
                 self._answers.value(incoming, result)
             del result
         except asyncio.CancelledError as error:

@@ -59,11 +59,11 @@ class Answers:
             session.incoming.pop(incoming.id, None)
         elif incoming.forwards is not None and not incoming.cancelled and incoming.id in session.incoming:
             pushed, payload, parts, flags = self._push(incoming, value)
-            if parts is None and (session.wire is None or not session.wire.respond(incoming.id, value, more, pushed)):
+            if parts is None and not session.wire.respond(incoming.id, value, more, pushed):
                 payload, parts, flags = self._pack(value, session.connection.eager_limit)
             if parts is not None:
                 session.respond(incoming, _OK, payload, parts, flags, more=more, pushed=pushed)
-        elif session.wire is None or not session.wire.respond(incoming.id, value, more):
+        elif not session.wire.respond(incoming.id, value, more):
             payload, parts, flags = self._pack(value, incoming.session.connection.eager_limit)
             del value
             session.respond(incoming, _OK, payload, parts, flags, more=more)

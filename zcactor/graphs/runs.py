@@ -74,7 +74,6 @@ class _Run:
 
     __slots__ = ("blockers", "call", "inputs", "number", "outputs", "plain", "runs")
 
-    wire = None
     closed = "a run of a graph has no session"
 
     def __init__(self, runs: Runs, call: Call, inputs: list[Any]) -> None:

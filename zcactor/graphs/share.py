@@ -301,12 +301,10 @@ class Share:
         number = key >> RUN_BITS
         sent, session = False, self._used.get(self._single.get(number, b""))
         if session is not None and session.closed is None:  # as the courier does, with fewer steps
-            wire = session.wire
-            if wire is not None:
-                try:
-                    sent = wire.push(key, self.word, value, False)
-                except ConnectionLost:  # its end breaks the graph
-                    sent = True
+            try:
+                sent = session.wire.push(key, self.word, value, False)
+            except ConnectionLost:  # its end breaks the graph
+                sent = True
         if not sent:
             served: list[bytes] = []
             try:

@@ -111,7 +111,7 @@ class Courier:
                     continue
                 try:
                     wire = session.wire
-                    if packed is None and wire is not None and wire.push(key, word, value, more):
+                    if packed is None and wire.push(key, word, value, more):
                         if written is not None:
                             written.append(wire)
                         served.append(target)

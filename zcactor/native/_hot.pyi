@@ -1,6 +1,17 @@
 from collections import deque
 from typing import Any
 
+class Credits:
+    window: int
+    available: int
+    owed: int
+    due: bool
+    def __init__(self, depth: int, /) -> None: ...
+    def take(self) -> bool: ...
+    def returned(self, count: int, /) -> None: ...
+    def consumed(self, count: int = 1, /) -> None: ...
+    def take_owed(self) -> int: ...
+
 class Admission:
     running: int
     full: bool

@@ -1,4 +1,4 @@
-/* Credits: zcactor.transport.credits.Credits, with atomic operations. */
+/* Credits: the account of one end of a connection; see zcactor/transport/credits.py. */
 #include "hot.h"
 
 static int credits_init(Credits *self, PyObject *args, PyObject *kwargs) {
@@ -77,7 +77,7 @@ static PyType_Slot credits_slots[] = {
     {Py_tp_init, credits_init},
     {Py_tp_methods, credits_methods},
     {Py_tp_getset, credits_getset},
-    {Py_tp_doc, (char *)"zcactor.transport.credits.Credits, with every operation atomic towards other threads."},
+    {Py_tp_doc, (char *)"The credits of one end of a connection, see zcactor.transport.credits: Credits(depth)."},
     {0, NULL}};
 PyType_Spec credits_spec = {.name = "zcactor.native._hot.Credits",
                             .basicsize = sizeof(Credits),

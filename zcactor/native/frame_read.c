@@ -357,7 +357,7 @@ static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Value
  * checked before anything is changed: a call whose answer is refused stays open, and ends with the connection.
  * `early` matters for a FORWARD frame. */
 static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, int early) {
-    if (memcmp(frame + 4, self->state->constant, SHARED_NBYTES) || frame[AT_FLAGS]) return 0;
+    if (self->out->declines || memcmp(frame + 4, self->state->constant, SHARED_NBYTES) || frame[AT_FLAGS]) return 0;
     uint64_t room = (uint64_t)length + 4 - HEAD, nregions = GET(uint32_t, frame + AT_NREGIONS);
     if (nregions * REGION_NBYTES > room || GET(uint32_t, frame + AT_RELEASES_OFFSET) != 44 + nregions * REGION_NBYTES)
         return 0;

@@ -158,11 +158,12 @@ PyObject *seal_apply(const State *state, Direction *direction, PyObject *text, u
 typedef struct {
     PyObject_HEAD
     int fd, blocked, on_slots, closed;
+    char declines; /* plain frames are left to Python */
     Py_ssize_t max_reserve, head, tail, room;
     char *data;
     Py_buffer slot; /* on slots: the buffer with `data`, exported while it is written to; obj NULL: none */
     PyObject *scratch, *refused; /* a bytearray that Python encodes into; the reason against further frames, or NULL */
-    PyObject *slots;             /* on slots and not closed: full() gives a new slot, flush() sends this one */
+    PyObject *slots;             /* on slots and not closed: full() gives a new slot; flush() sends this one, True: some bytes are left */
     Direction sealed;            /* on a socket: of its records, if they are sealed */
     PyObject *record;            /* the last one without its header, until it is sent */
     Py_ssize_t sent;             /* bytes of the record with its header */

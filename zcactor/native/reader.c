@@ -174,7 +174,7 @@ static PyObject *reader_deliver(Reader *self, Py_ssize_t end) {
     Py_DECREF(self);
     return answer;
 }
-/* Deliver the plain text of a record, which is frames or parts of them. False when the connection has ended. */
+/* Deliver frames, or parts of them, which others have received. False when the connection has ended. */
 static PyObject *reader_feed(Reader *self, PyObject *plain) {
     Py_ssize_t size = PyBytes_GET_SIZE(plain);
     PyObject *answer = PyBool_FromLong(!self->closed);
@@ -184,6 +184,14 @@ static PyObject *reader_feed(Reader *self, PyObject *plain) {
         memcpy(PyByteArray_AS_STRING(self->buffer) + self->filled, PyBytes_AS_STRING(plain) + at, (size_t)n);
         Py_SETREF(answer, reader_deliver(self, self->filled + n));
     }
+    return answer;
+}
+static PyObject *reader_feed_bytes(Reader *self, PyObject *plain) {
+    if (!PyBytes_CheckExact(plain))
+        return PyErr_Format(PyExc_TypeError, "bytes are needed, not %.80s", Py_TYPE(plain)->tp_name);
+    Py_INCREF(self);
+    PyObject *answer = reader_feed(self, plain);
+    Py_DECREF(self);
     return answer;
 }
 /* Decrypt the record at `at`, of `end` bytes of records: 1 done, 0 the record is incomplete, -1 with an exception. */
@@ -237,6 +245,8 @@ static PyObject *reader_close(Reader *self, PyObject *Py_UNUSED(ignored)) {
 }
 static PyMethodDef reader_methods[] = {{"readable", (PyCFunction)reader_readable, METH_NOARGS,
                                         "Read once and deliver; False when there was nothing, or it ended."},
+                                       {"feed", (PyCFunction)reader_feed_bytes, METH_O,
+                                        "Deliver bytes that others have received; False when it ended."},
                                        {"close", (PyCFunction)reader_close, METH_NOARGS, "Read nothing more."},
                                        {NULL, NULL, 0, NULL}};
 static PyType_Slot reader_slots[] = {{Py_tp_new, reader_new},

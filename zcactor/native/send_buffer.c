@@ -1,5 +1,6 @@
-/* SendBuffer: zcactor.transport.stream.send_buffer, on a socket, with encrypted records where there is a key; or on
- * the slots of a zcactor.transport.verbs.peer.sending.SlotSender, which posts the messages in Python. */
+/* SendBuffer: the frames that are written and not sent yet, on a socket, with encrypted records where there is a key; or
+ * on slots, whose owner sends them in Python: a zcactor.transport.verbs.peer.sending.SlotSender, or a
+ * zcactor.transport.stream.slots.Slots. */
 #include "hot.h"
 
 static int buffer_traverse(SendBuffer *self, visitproc visit, void *arg) {
@@ -198,10 +199,10 @@ static int buffer_drain(SendBuffer *self) {
     if (self->sealed.apply) return buffer_drain_sealed(self);
     if (self->on_slots) {
         PyObject *slots = Py_XNewRef(self->slots),
-                 *done = slots ? PyObject_CallMethodNoArgs(slots, self->state->str_flush) : Py_NewRef(Py_None);
+                 *left = slots ? PyObject_CallMethodNoArgs(slots, self->state->str_flush) : Py_NewRef(Py_None);
         Py_XDECREF(slots);
-        Py_XDECREF(done);
-        return done ? 0 : -1;
+        Py_XDECREF(left);
+        return left ? left == Py_True : -1;
     }
     while (!self->closed && self->head < self->tail) {
         ssize_t sent =
@@ -274,8 +275,9 @@ static PyObject *buffer_swap(SendBuffer *self, PyObject *const *args, Py_ssize_t
     return PyLong_FromSsize_t(end);
 }
 static PyObject *buffer_pending(SendBuffer *self, void *Py_UNUSED(closure)) {
+    /* Of an encrypted record, and of slots that could not be sent, only whether there is one. */
     return PyLong_FromSsize_t(self->tail - self->head +
-                              (self->record || self->sealing)); /* for an encrypted record only whether it is there */
+                              (self->record || self->sealing || (self->on_slots && self->blocked && !self->closed)));
 }
 static PyMethodDef buffer_methods[] = {
     {"reserve", (PyCFunction)buffer_reserve, METH_O, "Room for one frame: a buffer and the offset in it."},
@@ -292,6 +294,10 @@ static PyMethodDef buffer_methods[] = {
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef buffer_getset[] = {{"pending", (getter)buffer_pending, NULL, "Bytes committed and not sent.", NULL},
                                       {NULL, NULL, NULL, NULL, NULL}};
+static PyMemberDef buffer_members[] = {
+    {"declines", T_BOOL, offsetof(SendBuffer, declines), 0,
+     "Whether its Wire leaves all frames to Python: simulations and tests set it, for the paths of rare frames."},
+    {NULL, 0, 0, 0, NULL}};
 static PyType_Slot send_buffer_slots[] = {
     {Py_tp_new, buffer_new},
     {Py_tp_dealloc, buffer_dealloc},
@@ -299,7 +305,8 @@ static PyType_Slot send_buffer_slots[] = {
     {Py_tp_clear, buffer_clear},
     {Py_tp_methods, buffer_methods},
     {Py_tp_getset, buffer_getset},
-    {Py_tp_doc, (char *)"zcactor.transport.stream.send_buffer.SendBuffer for a socket: SendBuffer(max_reserve, fd); on "
+    {Py_tp_members, buffer_members},
+    {Py_tp_doc, (char *)"The frames that are written and not sent yet, for a socket: SendBuffer(max_reserve, fd); on "
                         "slots: SendBuffer(max_reserve, -1, slots); sealed: SendBuffer(max_reserve, fd, None, encrypt, "
                         "records made before, the record of the next key, turn)."},
     {0, NULL}};

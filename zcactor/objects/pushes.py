@@ -129,7 +129,7 @@ class Pushes:
         else:
             call.pushes.append(push)
         maker = call.session
-        if maker is not None and maker.wire is not None:
+        if maker is not None and maker.closed is None:
             maker.wire.patience = _PATIENCE
         return push
 
@@ -156,9 +156,7 @@ class Pushes:
                 continue  # it ends, or is sent later
             target = push.session.peer_process
             if session.peer_process != self._process and call.forwarded < MAX_FORWARDS:
-                wire = session.wire
-                if wire is None or not wire.forward(call.id, call.forwarded, push.key, target):
-                    session.forward(call, push.key, target)
+                session.forward(call, push.key, target)
                 push.number = call.forwarded
                 call.forwarded += 1
 
@@ -234,7 +232,7 @@ class Pushes:
                     else:
                         call.known_callbacks.append(self._settle)
                 maker = call.session
-                if maker is not None and maker.wire is not None:
+                if maker is not None and maker.closed is None:
                     maker.wire.patience = _PATIENCE
                 owed.append((call, push))
                 values[index] = announced = _new_announced(Announced)
@@ -243,11 +241,12 @@ class Pushes:
         finally:
             if not sent:
                 self._take_back(owed, session)
+        if not sent:
+            return False
         for call, push in owed:  # as in `_flush`, for the usual case
             maker = call.session
             if (
                 maker is None
-                or maker.wire is None
                 or maker.closed is not None
                 or call.state is not _SENT
                 or call.forwarded >= MAX_FORWARDS
@@ -258,7 +257,7 @@ class Pushes:
                 continue
             push.number = call.forwarded
             call.forwarded += 1
-        return sent
+        return True
 
     def _take_back(self, owed: Sequence[tuple[Call, Push]], session: Session) -> None:
         """Undo the announcements of a call that was not sent."""
@@ -312,11 +311,11 @@ class Pushes:
         """
         session = incoming.session
         forwards = incoming.forwards
-        if len(forwards) != 1 or session.wire is None or incoming.cancelled or incoming.id not in session.incoming:
+        if len(forwards) != 1 or incoming.cancelled or incoming.id not in session.incoming:
             return False
         number, key, target = forwards[0]
         to = self._sessions.used.get(target)
-        if to is None or to.wire is None or target == self._process or faults.injects:
+        if to is None or target == self._process or faults.injects:
             return False
         if to.closed is not None or to.peer_hello is None:
             return False
@@ -354,7 +353,7 @@ class Pushes:
                 if buggify("push lost"):  # as by a connection that breaks at this moment
                     pushed |= 1 << number
                     continue
-                if packed is None and session.wire is not None and session.wire.push(key, word, value):
+                if packed is None and session.wire.push(key, word, value):
                     pushed |= 1 << number
                     continue
             if packed is None:

@@ -56,7 +56,7 @@ class Requests:
         call.label = spec.label
         call.retrieved = True
         try:
-            if session.wire is not None and session.wire.call(call, SYSTEM_INDEX, spec.code, args):
+            if session.wire.call(call, SYSTEM_INDEX, spec.code, args):
                 return call
             payload, parts, flags = self._marshaller.pack_call(args, {}, session.connection.eager_limit)
             session.send_call(call, SYSTEM_INDEX, spec.code, flags, 0, payload, parts)
@@ -74,8 +74,7 @@ class Requests:
             args: plain values, or others that the marshaller packs.
             more: another call follows in this turn, so that both may share a system call.
         """
-        wire = session.wire
-        if wire is not None and wire.tell(SYSTEM_INDEX, self._system.by_name[method].code, args, more):
+        if session.wire.tell(SYSTEM_INDEX, self._system.by_name[method].code, args, more):
             return
         call = self.tell(session, method, args)
         if call is not None:

@@ -67,8 +67,8 @@ class Outgoing:
         grants: Grants,
         schedule_flush: Callable[[], None],
     ) -> None:
-        self.wire: Any = None
-        """The session's native part, once it exists."""
+        self.wire: Any
+        """The session's native part; the session sets it."""
         self._session = session
         self._backlog = backlog
         self._grants = grants
@@ -159,11 +159,7 @@ class Outgoing:
         Raises:
             Exception: the error of writing. Nothing was written then; releases and credits wait for another frame.
         """
-        if (
-            self.wire is not None
-            and not regions
-            and self.wire.frame(kind, flags, code, actor, message_id, extra, payload)
-        ):
+        if not regions and self.wire.frame(kind, flags, code, actor, message_id, extra, payload):
             return
         releases: Sequence[tuple[int, int]] = ()
         session = self._session

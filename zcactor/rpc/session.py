@@ -6,9 +6,9 @@ their meaning.
 
 Threads: frames arrive on the loop's thread. Frames may be sent from any thread (a sync method answers from its own), so
 everything that touches the send side happens under `lock`. An object may be finalized anywhere, even inside that lock
-when the garbage collector runs there, so a release only appends to a deque and never takes the lock. The next frame
-takes the release along, or a RELEASE frame does in the loop's next turn. A thread that drops the arguments of a method
-which it has run sends their releases itself.
+when the garbage collector runs there, so a release is only noted in the native part and never takes the lock. The next
+frame takes the release along, or a RELEASE frame does in the loop's next turn. A thread that drops the arguments of a
+method which it has run sends their releases itself.
 """
 
 from __future__ import annotations
@@ -129,10 +129,7 @@ class Session:
         """The reason for which this end has given the peer up, whose process may still live; empty until then."""
         self.number = number or next(_numbers)
         """This process's number of the connection; the peer learns it by the greeting."""
-        out = connection.native_out
-        self.credits: Any = Credits(connection.recv_depth) if out is None else hot.Credits(connection.recv_depth)
-        self.wire: Any = None
-        """The native part, which writes and reads plain frames; None where Python handles all frames."""
+        self.credits = Credits(connection.recv_depth)
         self._backlog: deque[tuple[Any, ...]] = deque()
         self._grants = (Grants if checker is None else partial(CheckedGrants, checker))(
             self, hub.process, connection.export
@@ -142,16 +139,12 @@ class Session:
         self._send = self._outgoing.send
         self._credits_returned = self._outgoing.credits_returned
         self._intake = Intake(self, self._credits_returned)
-        self._ids = 0
-        self._next_id: Callable[[], int] = self._take_id
-        if out is not None:
-            self.wire = self._outgoing.wire = self._make_wire(out)
-            self.caught_up()
-            self.wire.behind_after = int(_BEHIND * 1000) if connection.lies_unread else 0
-            self._next_id = self.wire.next_id
-        self._released: deque[int] = deque()
-        self._note_release: Callable[[int], None] = self._released.append if self.wire is None else self.wire.release
-        self._heard = time.monotonic()  # as `Wire.heard`, in seconds; where there is no wire
+        self.wire: Any = self._make_wire()
+        """The native part, which writes and reads plain frames."""
+        self._outgoing.wire = self.wire
+        self.caught_up()
+        self.wire.behind_after = int(_BEHIND * 1000) if connection.lies_unread else 0
+        self._note_release: Callable[[int], None] = self.wire.release
         self._flush_scheduled = False
         self._release_scheduled = False
         self._release_delayed = False
@@ -159,7 +152,7 @@ class Session:
         self._flush_now = connection.flush
         self._counters = hub.counters
 
-    def _make_wire(self, out: Any) -> Any:
+    def _make_wire(self) -> Any:
         hub, connection = self.hub, self.connection
         writes_references = connection.export is None and hub.checker is None
         given = {
@@ -193,18 +186,15 @@ class Session:
         }
         # An arena of 0 bytes where nothing is mapped: the native part then accepts no references.
         return hot.Wire(
-            out, self.credits, hub.counters, self.process, self.peer_process, connection.eager_limit,
+            connection.native_out, self.credits, hub.counters, self.process, self.peer_process, connection.eager_limit,
             connection.max_frame, connection.peer.arena_nbytes if connection.maps else 0, given,
         )  # fmt: skip
-
-    def _take_id(self) -> int:
-        self._ids += 1
-        return self._ids
 
     @property
     def sent(self) -> int:
         """A value that changes with every call that is sent."""
-        return self._ids if self.wire is None else self.wire.sent
+        number: int = self.wire.sent
+        return number
 
     @property
     def is_read(self) -> bool:
@@ -231,8 +221,7 @@ class Session:
         the loop otherwise, are held back by the end alone."""
         if not self.connection.lies_unread:
             return False
-        heard = self._heard if self.wire is None else self.wire.heard / 1000
-        if time.monotonic() - heard <= _BEHIND:
+        if time.monotonic() - self.wire.heard / 1000 <= _BEHIND:
             return False
         on_loop = threading.get_ident() == self.thread
         behind: bool = self.connection.turns_behind() > 0 if on_loop else self.connection.hung_up()
@@ -242,10 +231,7 @@ class Session:
 
     def caught_up(self) -> None:
         """Note that the loop has read what had come."""
-        if self.wire is None:
-            self._heard = time.monotonic()
-        else:
-            self.wire.heard = int(time.monotonic() * 1000)
+        self.wire.heard = int(time.monotonic() * 1000)
 
     def pin(self, holder: object) -> int:
         """Keep `holder` for the peer until it has a lease of its own. Returned ids have the top bit set, so that they
@@ -259,7 +245,7 @@ class Session:
         with self.lock:
             if self.closed is not None:
                 raise self.closed
-            call_id = self._next_id()
+            call_id = self.wire.next_id()
             call.id = call_id
             call.session = self
             call.state = CallState.SENT
@@ -358,7 +344,7 @@ class Session:
 
     def forward(self, call: Call, key: int, target: bytes) -> None:
         """Ask the peer to push the result of `call` to the process `target` under `key`."""
-        if self.wire is not None and self.wire.forward(call.id, call.forwarded, key, target):
+        if self.wire.forward(call.id, call.forwarded, key, target):
             return
         with self.lock:
             self._send(_FORWARD, 0, call.forwarded, 0, call.id, key, (), target)
@@ -395,22 +381,14 @@ class Session:
                 self.loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed: the process is about to exit, and the kernel closes the rest
             self.closed = self.closed or ConnectionLost("the event loop is closed")
-            if self.wire is not None:
-                self.connection.native_out.refuse("the event loop is closed")
+            self.connection.native_out.refuse("the event loop is closed")
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        wire = self.wire
-        if wire is not None:
-            wire.flush_scheduled = False
-            wire.look()
-        if self.closed is not None:
-            return
-        if wire is not None:
+        self.wire.flush_scheduled = False
+        self.wire.look()
+        if self.closed is None:
             self._flush_locked()
-        else:  # the Python buffer is not atomic towards a thread that writes into it
-            with self.lock:
-                self._flush_locked()
 
     def _flush_locked(self) -> None:
         """Flush the written frames. If that fails for a reason of our own, the frames would never leave and their
@@ -425,15 +403,7 @@ class Session:
 
     def frames_received(self, data: memoryview) -> None:
         """See `zcactor.transport.base.Receiver`."""
-        if self.wire is not None:
-            self.wire.feed(data)
-            return
-        if self.connection.lies_unread:
-            self.caught_up()
-        take, at, total = self._intake.take, 0, len(data)
-        while at < total:
-            at = take(data, at, total)
-        self._batch_received()
+        self.wire.feed(data)
 
     def _batch_received(self) -> None:
         """Finish a batch of received frames: send frames that its credits allow, and return credits if no frame did."""
@@ -479,7 +449,6 @@ class Session:
             unsent = {entry[4] for entry in self._backlog if entry[0] == _CALL}
             again = self._not_sent({call.id: call for call in calls})
             self._backlog.clear()
-            self._released.clear()
         for call in calls:
             if call.id in unsent and call.state is CallState.SENT:
                 call.state = CallState.QUEUED
@@ -561,8 +530,7 @@ class Session:
                 self._flush_locked()
                 if cause is not None and self.closed is None:
                     self.closed = cause
-                    if self.wire is not None:
-                        self.connection.native_out.refuse(str(cause))
+                    self.connection.native_out.refuse(str(cause))
         await self.connection.aclose()
 
     def give_up(self, cause: str) -> None:
@@ -651,8 +619,7 @@ class Session:
     def unhold_releases(self) -> None:
         """End `hold_releases`: releases that no frame took are sent in a frame of their own."""
         self._release_scheduled = False
-        noted = self._released if self.wire is None else self.wire.releases  # as `has_releases`, of each plain call
-        if noted and self.closed is None:
+        if self.wire.releases and self.closed is None:
             self._release_scheduled = True
             self._on_loop(self._send_releases)
 
@@ -681,11 +648,7 @@ class Session:
 
     def take_releases(self) -> list[tuple[int, int]]:
         """Take the releases for the next frame: object ids, and the count of each. Called under the lock."""
-        if self.wire is not None:
-            noted = self.wire.take_releases(_MAX_RELEASES)
-        else:
-            noted = [self._released.popleft() for _ in range(min(len(self._released), _MAX_RELEASES))]
-        return list(Counter(noted).items())
+        return list(Counter(self.wire.take_releases(_MAX_RELEASES)).items())
 
     def put_releases_back(self, taken: Sequence[tuple[int, int]]) -> None:
         """Note the releases from `take_releases` again, because their frame was not sent."""
@@ -696,4 +659,4 @@ class Session:
     @property
     def has_releases(self) -> bool:
         """Whether releases are noted that no frame has taken."""
-        return bool(self._released) if self.wire is None else self.wire.releases > 0
+        return bool(self.wire.releases)

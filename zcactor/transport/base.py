@@ -139,8 +139,7 @@ class Connection(Protocol):
         thread may ask."""
 
     native_out: Any
-    """The native send buffer, which takes whole frames without `reserve`. Where it is set, the native part also reads
-    frames. None where Python writes and reads all frames."""
+    """The native send buffer, which takes whole frames without `reserve`."""
     rejected: abc.Mapping[str, str]
     """Transports that were tried for this peer and failed, each with the reason."""
     export: Callable[[int, int, int], tuple[int, int]] | None

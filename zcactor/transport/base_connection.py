@@ -32,8 +32,8 @@ class BaseConnection(ABC):
 
     reader: OsProcess | None = None
     """See `zcactor.transport.base.Connection`. None unless a subclass sets it: the peer does not map our arena."""
-    native_out: Any = None
-    """See `zcactor.transport.base.Connection`. None unless a subclass sets it: Python writes and reads all frames."""
+    native_out: Any
+    """See `zcactor.transport.base.Connection`."""
     fetch_extents: Any = None
     """See `zcactor.transport.base.Connection`. None unless a subclass leads to a process of this host."""
 

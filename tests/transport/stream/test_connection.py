@@ -28,18 +28,11 @@ def connection_on(
     return kind(sock, PEER, recv_depth=10, eager_limit=1000, **settings)
 
 
-@pytest.fixture(params=[True, False], ids=["native", "python"])
-def native(request: pytest.FixtureRequest) -> bool:
-    """Whether frames take the native path."""
-    chosen: bool = request.param
-    return chosen
-
-
 @pytest.fixture
-async def wired(native: bool) -> AsyncIterator[tuple[StreamConnection, Recorder, socket.socket]]:
+async def wired() -> AsyncIterator[tuple[StreamConnection, Recorder, socket.socket]]:
     """A started connection, its recorder, and the bare socket at the other end."""
     near, far = socket.socketpair()
-    connection, recorder = connection_on(near, native=native), Recorder()
+    connection, recorder = connection_on(near), Recorder()
     connection.start(recorder)
     with far:
         yield connection, recorder, far
@@ -51,22 +44,13 @@ Wired = tuple[StreamConnection, Recorder, socket.socket]
 FRAME = struct.pack("<I", 20) + bytes(range(20))
 
 
-async def test_frames_take_the_way_that_was_chosen(wired: Wired, native: bool) -> None:
-    connection, _, _ = wired
-    assert (connection.native_out is not None) == native
-
-
-@pytest.mark.parametrize("far_native", [True, False])
 @pytest.mark.parametrize("sealed", [True, False])
-async def test_both_ways_speak_to_each_other(native: bool, far_native: bool, sealed: bool) -> None:
-    await speak_to_each_other(native, far_native, sealed=sealed, together=200)
+async def test_both_ends_speak_to_each_other(sealed: bool) -> None:
+    await speak_to_each_other(sealed=sealed, together=200)
 
 
-@pytest.mark.parametrize("far_native", [True, False])
 @pytest.mark.parametrize("together", [1, 2, 7])
-async def test_both_take_new_keys_in_both_directions_at_once(
-    native: bool, far_native: bool, together: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_both_take_new_keys_in_both_directions_at_once(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least 29 records in each direction, where full sockets join no more of them, and a new key after three."""
     monkeypatch.setattr(record_layer, "USES_PER_KEY", 3)
     taken: list[record_layer.KeyChain] = []
@@ -77,12 +61,12 @@ async def test_both_take_new_keys_in_both_directions_at_once(
         return really(keys)
 
     monkeypatch.setattr(record_layer.KeyChain, "take", take)
-    await speak_to_each_other(native, far_native, sealed=True, together=together)
+    await speak_to_each_other(sealed=True, together=together)
     assert len(set(taken)) == 4
     assert all(taken.count(keys) >= 8 for keys in taken)
 
 
-async def speak_to_each_other(native: bool, far_native: bool, *, sealed: bool, together: int) -> None:
+async def speak_to_each_other(*, sealed: bool, together: int) -> None:
     """Have both ends of a connection send 199 frames, so many at a time."""
     sockets: tuple[socket.socket, ...] = socket.socketpair()
     if sealed:
@@ -91,7 +75,7 @@ async def speak_to_each_other(native: bool, far_native: bool, *, sealed: bool, t
             SealedSocket(sock, Seals(Sealer(own), Opener(other), Exporter(bytes(32)), Integrity.AUTO))
             for sock, own, other in zip(sockets, keys, reversed(keys), strict=True)
         )
-    ends = [connection_on(sock, native=way) for sock, way in zip(sockets, (native, far_native), strict=True)]
+    ends = [connection_on(sock) for sock in sockets]
     recorders = [Recorder(), Recorder()]
     for end, recorder in zip(ends, recorders, strict=True):
         end.start(recorder)
@@ -215,17 +199,17 @@ async def test_causes_name_the_process(wired: Wired) -> None:
         connection.reserve(10)
 
 
-async def test_lets_go_of_descriptors_and_receiver(native: bool) -> None:
+async def test_lets_go_of_descriptors_and_receiver() -> None:
     before = len(os.listdir("/proc/self/fd"))
     near, far = socket.socketpair()
-    connection, recorder = connection_on(near, native=native), Recorder()
+    connection, recorder = connection_on(near), Recorder()
     connection.start(recorder)
     far.close()
     await recorder.wait_lost()
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-async def test_end_is_not_reported_before_the_fence_is_up(native: bool) -> None:
+async def test_end_is_not_reported_before_the_fence_is_up() -> None:
     waiting: list[Callable[[], None]] = []
 
     class Fenced(StreamConnection):
@@ -233,7 +217,7 @@ async def test_end_is_not_reported_before_the_fence_is_up(native: bool) -> None:
             waiting.append(then)
 
     near, far = socket.socketpair()
-    connection, recorder = connection_on(near, Fenced, native=native), Recorder()
+    connection, recorder = connection_on(near, Fenced), Recorder()
     connection.start(recorder)
     far.close()
     while not waiting:
@@ -248,7 +232,7 @@ async def test_end_is_not_reported_before_the_fence_is_up(native: bool) -> None:
     assert (len(recorder.lost), waiting) == (1, [])
 
 
-async def test_lingers_between_the_last_byte_and_closing(native: bool) -> None:
+async def test_lingers_between_the_last_byte_and_closing() -> None:
     lingering, go_on = asyncio.Event(), asyncio.Event()
 
     class Lingering(StreamConnection):
@@ -258,7 +242,7 @@ async def test_lingers_between_the_last_byte_and_closing(native: bool) -> None:
 
     near, far = socket.socketpair()
     with far:
-        connection = connection_on(near, Lingering, native=native)
+        connection = connection_on(near, Lingering)
         put(connection, b"last")
         closing = asyncio.create_task(connection.aclose())
         await lingering.wait()
@@ -269,10 +253,10 @@ async def test_lingers_between_the_last_byte_and_closing(native: bool) -> None:
         assert far.recv(100) == b""
 
 
-async def test_messages_say_where_the_peer_is(native: bool) -> None:
+async def test_messages_say_where_the_peer_is() -> None:
     near, far = socket.socketpair()
     with far:
-        connection = connection_on(near, where=" at 10.1.2.3", native=native)
+        connection = connection_on(near, where=" at 10.1.2.3")
         connection.abort()
         with pytest.raises(ConnectionLost, match="process 4242 at 10.1.2.3 is closed"):
             connection.reserve(10)

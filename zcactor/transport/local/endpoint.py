@@ -70,9 +70,8 @@ class LocalConnection(StreamConnection):
         map_writable: Callable[[], Awaitable[Mapping | None]],
         reader: OsProcess | None = None,
         fetch_extents: Callable[[Collection[int]], Awaitable[Any]] | None = None,
-        native: bool = True,
     ) -> None:
-        super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, native=native)
+        super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit)
         self.mapping = mapping
         """See `zcactor.transport.base.Connection`."""
         self.writable_mapping: Mapping | None = None

@@ -21,7 +21,7 @@ from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegi
 from zcactor.transport.base_connection import BaseConnection
 from zcactor.transport.mapping import NOWHERE, Mapped
 from zcactor.transport.stream.framing import max_frame_for, whole_frames
-from zcactor.transport.stream.send_buffer import SendBuffer
+from zcactor.transport.stream.slots import Slots
 
 if TYPE_CHECKING:
     import random
@@ -55,8 +55,6 @@ class LoopbackFaults(msgspec.Struct, frozen=True):
 
 
 NO_FAULTS: Final = LoopbackFaults()
-_CHUNK: Final = 8 << 10
-"""Bytes of a send buffer's chunk: the other end takes all bytes at once, and there may be thousands of pairs."""
 
 
 class LoopbackConnection(BaseConnection):
@@ -100,7 +98,10 @@ class LoopbackConnection(BaseConnection):
         self._faults = faults
         self._rng = rng
         self._frames_sent = 0
-        self._out: Any = SendBuffer(self.max_frame + LENGTH_PREFIX, self._take, _CHUNK)
+        self._out: Any = Slots(self.max_frame + LENGTH_PREFIX, self._take).buffer
+        self.native_out = self._out
+        self.reserve: Callable[[int], tuple[bytearray, int]] = self._out.reserve
+        self.commit: Callable[[int], None] = self._out.commit
         self._wire: deque[bytes] = deque()  # flushed, but not sent yet
         self._incoming: deque[tuple[bytes | ConnectionLost, int]] = deque()  # a batch or the end, and the turns to wait
         self._pumping = False
@@ -123,28 +124,17 @@ class LoopbackConnection(BaseConnection):
 
     # ---- sending
 
-    def reserve(self, nbytes: int) -> tuple[bytearray, int]:
-        """Reserve room for one frame with its prefix.
-
-        Raises:
-            ValueError: `nbytes` is larger than ``max_frame + LENGTH_PREFIX``.
-            ConnectionLost: the connection is closed.
-        """
-        room: tuple[bytearray, int] = self._out.reserve(nbytes)
-        return room
-
-    def commit(self, nbytes: int) -> None:
-        """Commit the first `nbytes` of the last reservation, a frame with its prefix."""
-        self._out.commit(nbytes)
-
     def flush(self) -> None:
         """Send all committed frames. They arrive in a later turn of the loop."""
         self._out.flush()
-        self._leave()
+
+    def send_blocked(self) -> None:
+        """Never called: all written bytes are taken."""
+
+    def send_failed(self, error: OSError) -> None:
+        """Never called, for the same reason."""
 
     def _leave(self) -> None:
-        if not self._wire:
-            return
         if threading.get_ident() == self._thread:
             self._loop.call_soon(self._transmit)
         else:
@@ -152,6 +142,7 @@ class LoopbackConnection(BaseConnection):
 
     def _take(self, view: memoryview) -> int:
         self._wire.append(bytes(view))
+        self._leave()
         return len(view)
 
     def _transmit(self) -> None:

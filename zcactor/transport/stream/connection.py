@@ -20,7 +20,6 @@ import fcntl
 import functools
 import os
 import select
-import struct
 import termios
 import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -29,9 +28,8 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
 from zcactor.transport.base_connection import BaseConnection
-from zcactor.transport.stream.framing import max_frame_for, whole_frames
-from zcactor.transport.stream.record_layer import SealedReader, SealedSocket
-from zcactor.transport.stream.send_buffer import SendBuffer
+from zcactor.transport.stream.framing import max_frame_for
+from zcactor.transport.stream.record_layer import SealedSocket
 
 if TYPE_CHECKING:
     import socket
@@ -46,8 +44,6 @@ gains nothing."""
 LAST_READS: Final = 64
 """Reads after sending has failed, for frames that the peer sent before. Bounded, because a peer that
 closed only its reading side could go on sending for ever."""
-
-_unpack_length = struct.Struct("<I").unpack_from
 
 
 class _Reserve(Protocol):
@@ -67,7 +63,6 @@ class StreamConnection(BaseConnection):
         recv_depth: frames that each end may have outstanding; the same number at both ends.
         eager_limit: bytes; the same number at both ends.
         where: the place of the peer, which messages add to its process number.
-        native: whether the native part reads and writes the descriptor. If not, Python calls the methods of `sock`.
 
     Raises:
         OSError: no descriptor is left (EMFILE). `sock` stays the caller's then.
@@ -78,7 +73,6 @@ class StreamConnection(BaseConnection):
 
     def __init__(
         self, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, eager_limit: int, where: str = "",
-        native: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(asyncio.get_running_loop())
         self.peer = peer
@@ -93,25 +87,15 @@ class StreamConnection(BaseConnection):
         self._hangup = select.epoll(1)
         self._hangup.register(self._fd, select.EPOLLRDHUP)
         self._hangup_lock = threading.Lock()  # other threads ask, while the loop's closes
-        self._recv_into = sock.recv_into
         self._sealed = sock if isinstance(sock, SealedSocket) else None
-        self._native = native
-        self._out: Any
-        if native:
-            sealing = () if self._sealed is None else (None, *self._sealed.seals.sealer.hand_over())
-            self._out = self.native_out = hot.SendBuffer(self.max_frame + LENGTH_PREFIX, sock.fileno(), *sealing)
-        else:
-            send = sock.send if self._sealed is None else self._sealed.send_record
-            self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, send)
+        self._out: Any = self._make_buffer()
+        self.native_out = self._out
         # Bound here, because the rpc layer calls them for each frame: this saves one call.
         self.reserve: _Reserve = self._out.reserve
         self.commit: _Commit = self._out.commit
         self._flush_out = self._out.flush
-        self._reader: Any = None  # native, while the connection is open; the three attributes below are unused then
-        self._read: Callable[[], bool] = self._on_readable
-        self._in = bytearray(0 if native else max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX))
-        self._in_view = memoryview(self._in)
-        self._filled = 0  # bytes at the start of _in: the beginning of a frame
+        self._reader: Any = None  # while the connection is open
+        self._read: Callable[[], bool] = bool  # reads once; False where there was nothing, or the connection has ended
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._drained = asyncio.Event()
@@ -145,17 +129,14 @@ class StreamConnection(BaseConnection):
         return f"<{type(self).__name__} to {self.name}, {state}>"
 
     def _begin(self, receiver: Receiver) -> None:
-        """Watch the socket. Where the receiver's `wire` is native, the native reader delivers frames to it, without a
-        Python function in between."""
-        if self._native:
-            opening = () if self._sealed is None else self._sealed.seals.opener.hand_over()
-            self._reader = hot.Reader(
-                self._fd, max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX), self.max_frame,
-                getattr(receiver, "wire", None), receiver.frames_received, self._reading_ended, *opening,
-            )  # fmt: skip
-            self._read = self._reader.readable
-        elif self._sealed is not None:
-            self._read = SealedReader(self._sealed, self._feed, self._reading_ended).readable
+        """Watch the socket. The native reader delivers frames to the receiver's `wire`, without a Python function in
+        between."""
+        opening = () if self._sealed is None else self._sealed.seals.opener.hand_over()
+        self._reader = hot.Reader(
+            self._fd, max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX), self.max_frame,
+            getattr(receiver, "wire", None), receiver.frames_received, self._reading_ended, *opening,
+        )  # fmt: skip
+        self._read = self._make_read(self._reader)
         self._loop.add_reader(self._fd, self._read)
         self._loop.add_reader(self._hangup.fileno(), self._read)
 
@@ -204,69 +185,15 @@ class StreamConnection(BaseConnection):
 
     # ---- receiving
 
-    def _on_readable(self) -> bool:
-        """Read once and deliver the frames. False when there was nothing to read, or the connection has ended."""
-        filled = self._filled
-        try:
-            received = self._recv_into(self._in_view[filled:] if filled else self._in)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            self._lose(self._broken(error))
-            return False
-        if received == 0:
-            self._lose(ConnectionLost(f"{self.name} closed the connection", maybe_executed=True))
-            return False
-        return self._deliver(filled + received)
-
-    def _feed(self, plain: bytes) -> bool:
-        """Deliver the frames in the plain text of a record. False when the connection has ended."""
-        view, at = self._in_view, 0
-        while at < len(plain) and not self._lost:
-            filled = self._filled
-            part = plain[at : at + len(view) - filled]
-            view[filled : filled + len(part)] = part
-            at += len(part)
-            self._deliver(filled + len(part))
-        return not self._lost
-
-    def _deliver(self, end: int) -> bool:
-        """Deliver the whole frames in the first `end` bytes of the buffer. False when the connection has ended."""
-        # The common case of a process that waits for one answer: the buffer is exactly one frame.
-        done = 0
-        if LENGTH_PREFIX <= end <= self.max_frame and _unpack_length(self._in)[0] + LENGTH_PREFIX == end:
-            done = end
-        view, receiver = self._in_view, self._receiver
-        delivered = False
-        try:
-            while receiver is not None and (done or (done := whole_frames(self._in, end, self.max_frame))):
-                receiver.frames_received(view[:done])
-                if done == end or self._lost:
-                    end = 0
-                    break
-                end -= done
-                view[:end] = view[done : done + end]
-                done = 0
-            delivered = True
-        except ProtocolError as error:
-            self._lose(error)
-        finally:
-            # Any other exception is a defect of the receiver, and is raised to the loop's exception handler. Frames
-            # were skipped, and callers would wait for their answers for ever, so the connection ends as well.
-            if not delivered:
-                self._lose(self._ended("has no receiver any more: it failed"))
-        self._filled = end
-        return not self._lost
-
     def _reading_ended(self, error: BaseException | None, from_receiver: bool) -> None:
-        """End the connection after the native reader: the socket has ended (None) or failed, or the receiver raised."""
+        """End the connection after the reader: the socket has ended (None) or failed, or the receiver raised."""
         if error is None:
             self._lose(ConnectionLost(f"{self.name} closed the connection", maybe_executed=True))
         elif not from_receiver and isinstance(error, OSError):
             self._lose(self._broken(error))
         elif isinstance(error, ProtocolError):
             self._lose(error)
-        else:  # as in `_on_readable`
+        else:  # a defect, which the loop's handler gets; frames were skipped, and callers would wait for ever
             self._lose(self._ended("has no receiver any more: it failed"))
             raise error
 
@@ -312,6 +239,16 @@ class StreamConnection(BaseConnection):
 
     # ---- for subclasses
 
+    def _make_buffer(self) -> Any:
+        """Make the native send buffer. It writes to the descriptor itself."""
+        sealing = () if self._sealed is None else (None, *self._sealed.seals.sealer.hand_over())
+        return hot.SendBuffer(self.max_frame + LENGTH_PREFIX, self._fd, *sealing)
+
+    def _make_read(self, reader: Any) -> Callable[[], bool]:
+        """Make the function that reads once. The native reader reads from the descriptor itself."""
+        read: Callable[[], bool] = reader.readable
+        return read
+
     async def _linger(self) -> None:
         """Wait until closing the socket loses no byte. Runs after the last byte was given to the system."""
 
@@ -344,11 +281,10 @@ class StreamConnection(BaseConnection):
         self._lost = True
         if self._reader is not None:
             self._reader.close()
-        if self._native:
-            wire = getattr(self._receiver, "wire", None)
-            if wire is not None:
-                wire.look()
-            self.unsent = self._out.unsent()
+        wire = getattr(self._receiver, "wire", None)
+        if wire is not None:
+            wire.look()
+        self.unsent = self._out.unsent()
         self._out.close(f"the connection to {self.name} is closed")
         self._loop.remove_reader(self._fd)
         self._loop.remove_reader(self._hangup.fileno())
@@ -362,5 +298,5 @@ class StreamConnection(BaseConnection):
     def _report(self, cause: Exception | None) -> None:
         # These hold the receiver, and so the peer's arena, too.
         self._reader = None
-        self._read = self._on_readable
+        self._read = bool
         super()._report(cause)

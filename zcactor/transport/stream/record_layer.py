@@ -60,7 +60,6 @@ __all__ = [
     "KeyChain",
     "KeyExchange",
     "Opener",
-    "SealedReader",
     "SealedSocket",
     "Sealer",
     "Seals",
@@ -437,8 +436,8 @@ class Seals(msgspec.Struct, frozen=True):
 class SealedSocket(socket.socket):
     """A connected, non-blocking socket: `send` encrypts and `recv` decrypts.
 
-    It is for messages before the first frame, and for connections that send messages only. A connection for frames
-    takes `seals` over: by the native part, or in Python by `SealedReader` and a `SendBuffer` on `send_record`.
+    It is for messages before the first frame, and for connections that send messages only. On a connection for frames
+    the native part takes `seals` over.
 
     Args:
         sock: connected and non-blocking; its descriptor belongs to this socket from here.
@@ -446,7 +445,6 @@ class SealedSocket(socket.socket):
     """
 
     raw_send = socket.socket.send
-    raw_recv_into = socket.socket.recv_into
 
     def __init__(self, sock: socket.socket, seals: Seals) -> None:
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
@@ -468,16 +466,9 @@ class SealedSocket(socket.socket):
                 must begin with the same bytes, and more may follow them.
             OSError: the system reports the connection broken.
         """
-        return self._send_record(data, CONTROL_NBYTES, flags)
-
-    def send_record(self, data: memoryview) -> int:
-        """Encrypt and send up to `MAX_RECORD` bytes; otherwise as `send`."""
-        return self._send_record(data, MAX_RECORD, 0)
-
-    def _send_record(self, data: Any, most: int, flags: int) -> int:
         if not self._unsent:
             with memoryview(data) as view:
-                plain = view[:most]
+                plain = view[:CONTROL_NBYTES]
                 self._unsent_plain = len(plain)
                 self._unsent = memoryview(self.seals.sealer.seal(plain) if plain else b"")
                 plain.release()
@@ -520,59 +511,3 @@ class SealedSocket(socket.socket):
         """
         if self._plain or self._record:
             raise ProtocolError("the peer sent more than a message where one was due")
-
-
-# ---- frames
-
-
-class SealedReader:
-    """The reader of an encrypted connection, in Python. Runs on the loop's thread.
-
-    Args:
-        sock: the socket to read from; its keys decrypt.
-        feed: takes the plain text of a record. Returns False when nothing more may be read.
-        ended: ``ended(error, from_receiver)``, called once when nothing can be read any more. The error is None at the
-            end of the stream. A `ProtocolError` counts as the receiver's.
-    """
-
-    def __init__(
-        self, sock: SealedSocket, feed: Callable[[bytes], bool], ended: Callable[[BaseException | None, bool], object]
-    ) -> None:
-        self._recv_into = sock.raw_recv_into
-        self._opener = sock.seals.opener
-        self._feed = feed
-        self._ended = ended
-        self._view = memoryview(bytearray(MAX_RECORD + RECORD_NBYTES))  # pages that no record reaches are never made
-        self._filled = 0  # bytes of the beginning of a record
-
-    def readable(self) -> bool:
-        """Read once, and pass on the plain text of whole records. False with nothing to read, and at the end."""
-        view, filled = self._view, self._filled
-        try:
-            received = self._recv_into(view[filled:] if filled else view, min(RECEIVE_NBYTES, len(view) - filled))
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            self._ended(error, False)
-            return False
-        if received == 0:
-            self._ended(None, False)
-            return False
-        at, end = 0, filled + received
-        try:
-            while end - at >= HEADER_NBYTES:
-                body = at + HEADER_NBYTES
-                following = body + self._opener.nbytes(view, at)
-                if following > end:
-                    break
-                plain = self._opener.open(view[at:body], view[body:following])
-                at = following
-                if not self._feed(plain):
-                    return False
-        except ProtocolError as error:
-            self._ended(error, True)
-            return False
-        if at:
-            view[: end - at] = view[at:end]
-        self._filled = end - at
-        return True

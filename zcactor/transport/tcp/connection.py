@@ -66,9 +66,8 @@ class TcpConnection(StreamConnection):
         connect_data: Callable[[], Awaitable[Channel]],
         offer_data: Callable[[], Coroutine[Any, Any, None]],
         server: DataServer,
-        native: bool = True,
     ) -> None:
-        super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, where=where, native=native)
+        super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, where=where)
         self._puller = DataPuller(self.name, connect_data, self._lose)
         self._offer_data = offer_data
         self._offers: set[asyncio.Task[None]] = set()

@@ -1,8 +1,8 @@
 """A connection to a peer by TLS: frames and bytes as over TCP, and all of them encrypted.
 
-The native part is not used, because it reads and writes the descriptor itself. Bulk bytes are not sent by sendfile(2):
-the owner passes the requested range to OpenSSL where it is mapped, and maps it first if it is not. The puller has
-OpenSSL write to the destination. So the bytes pass through a CPU only for encryption and decryption.
+The native part writes and reads the frames, and Python calls OpenSSL for their bytes. Bulk bytes are not sent by
+sendfile(2): the owner passes the requested range to OpenSSL where it is mapped, and maps it first if it is not. The
+puller has OpenSSL write to the destination. So the bytes pass through a CPU only for encryption and decryption.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from zcactor.transport.base import LENGTH_PREFIX
+from zcactor.transport.stream.slots import Slots
 from zcactor.transport.stream.tls import TlsSocket
 from zcactor.transport.tcp import data as tcp_data
 from zcactor.transport.tcp.connection import TcpConnection
@@ -18,13 +20,16 @@ from zcactor.transport.tcp.data import Channel
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from zcactor.transport.base import Receiver
 
 __all__ = ["TlsChannel", "TlsConnection"]
 
+RECORD_NBYTES: Final = 16 << 10
+"""Bytes of a record's plain text, at most (RFC 8446, 5.1). One call of OpenSSL decrypts one record."""
 READS: Final = 16
-"""Records of at most 16 KiB in one turn of the loop: as many bytes as other connections read at once."""
+"""Records in one turn of the loop: as many bytes as other connections read at once."""
 PIECE_NBYTES: Final = 1 << 20
 """Bytes that one call encrypts and sends, within `PATIENCE` seconds."""
 LASTS_NBYTES: Final = 1 << 38
@@ -78,9 +83,8 @@ class TlsConnection(TcpConnection):
 
     channel: ClassVar[type[Channel]] = TlsChannel
 
-    def __init__(self, sock: socket.socket, *args: Any, **settings: Any) -> None:
-        super().__init__(sock, *args, native=False, **settings)
-        self._going_on = False  # reading, in a later turn
+    _going_on = False
+    """Whether reading goes on in a later turn."""
 
     def describe(self) -> str:
         """See `zcactor.transport.base.Connection`."""
@@ -96,6 +100,14 @@ class TlsConnection(TcpConnection):
         """Always True; see `zcactor.transport.base.Connection`."""
         return True
 
+    def _make_buffer(self) -> Any:
+        self._slots = Slots(self.max_frame + LENGTH_PREFIX, self._sock.send)
+        return self._slots.buffer
+
+    def _make_read(self, reader: Any) -> Callable[[], bool]:
+        self._feed: Callable[[bytes], bool] = reader.feed
+        return self._read_on
+
     def _begin(self, receiver: Receiver) -> None:
         super()._begin(receiver)
         self._go_on_later()  # the descriptor does not report bytes that were received before
@@ -107,13 +119,33 @@ class TlsConnection(TcpConnection):
 
     def _go_on(self) -> None:
         self._going_on = False
-        self._on_readable()
+        self._read()
 
-    def _on_readable(self) -> bool:
+    def _read_on(self) -> bool:
         """Read until there is nothing more, or until it is the turn of others. False when there was nothing more to
         read, or the connection has ended."""
         for _ in range(READS):
-            if self._lost or not super()._on_readable():
+            if self._lost:
+                return False
+            try:
+                received = self._sock.recv(RECORD_NBYTES)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                self._reading_ended(error, False)
+                return False
+            if not received:
+                self._reading_ended(None, False)
+                return False
+            if not self._feed(received):
                 return False
         self._go_on_later()
         return True
+
+    def _lose(self, cause: Exception | None) -> None:
+        self._slots.close()  # before the descriptor is: its number may be given away at once
+        super()._lose(cause)
+
+    def _report(self, cause: Exception | None) -> None:
+        self._feed = bool
+        super()._report(cause)
