@@ -20,6 +20,7 @@ from zcactor.rpc.call import CallState
 from zcactor.rpc.codec import TEMPLATE, decode, frame_at
 from zcactor.rpc.leasing import LockedLeases
 from zcactor.rpc.parts import Announced
+from zcactor.rpc.session import Callbacks
 
 __all__ = ["MAX_FRAME", "PEER", "US", "End", "Waiting"]
 
@@ -94,24 +95,29 @@ class End:
         self.on_share: Callable[[], None] = lambda: None
         self.on_grant: Callable[[], None] = lambda: None
         self.on_lease: Callable[[], None] = lambda: None
+        callbacks = Callbacks(
+            call=lambda *a: self.calls.append(a),
+            frame=self.other,
+            batch=lambda: self.events.append("batch"),
+            stopped=lambda error: self.events.append("blocked" if error is None else type(error).__name__),
+            push=lambda *a: self.pushes.append(a),
+            argument=lambda *a: self.on_argument(*a),
+            forward=lambda *a: self.on_forward(*a),
+            lease=self.lease,
+            share=share or self.share,
+            schedule_flush=lambda: self.events.append("schedule from a thread"),
+        )
         given = {
-            "leases": self, "pending": self.pending, "open": self.open, "backlog": self.backlog,
-            "hosts": self.hosts, "session": self, "make_lease": self.lease,
-            "on_call": lambda *a: self.calls.append(a), "on_other": self.other,
-            "on_batch": lambda: self.events.append("batch"), "on_blocked": lambda: self.events.append("blocked"),
-            "on_broken": lambda error: self.events.append(type(error).__name__),
-            "on_push": lambda *a: self.pushes.append(a),
-            "takers": self.takers,
-            "on_argument": lambda *a: self.on_argument(*a), "on_forward": lambda *a: self.on_forward(*a),
-            "ahead": self.ahead,
-            "announced_type": Announced,
-            "schedule_flush": lambda: self.events.append("schedule from a thread"),
-            "call_soon": lambda flush: self.on_call_soon(flush), "ref_type": Ref, "share": share or self.share,
-            "block_type": Block,
-            "store": store,
-            "codes": known_codes, "dtypes": known_dtypes,
+            "leases": self, "pending": self.pending, "open": self.open, "backlog": self.backlog, "hosts": self.hosts,
+            "session": self, "loop": self, "takers": self.takers, "ahead": self.ahead, "announced_type": Announced,
+            "ref_type": Ref, "block_type": Block, "store": store, "codes": known_codes, "dtypes": known_dtypes,
         }  # fmt: skip
-        self.wire = hot.Wire(self.out, self.credits, self.counters, process, peer, 16384, MAX_FRAME, arena, given)
+        self.wire = hot.Wire(
+            self.out, self.credits, self.counters, process, peer, 16384, MAX_FRAME, arena, callbacks, given
+        )
+
+    def call_soon(self, flush: Callable[[], None]) -> None:
+        self.on_call_soon(flush)
 
     def share(self, array: Any, address: int, nbytes: int) -> None:
         self.events.append("share")
@@ -145,7 +151,7 @@ class End:
         address = self.memory.__array_interface__["data"][0] + offset
         return Lease(PEER, object_id, offset, nbytes, address, self.memory, self.released.append)
 
-    def other(self, data: bytes, at: int, total: int) -> int:
+    def other(self, data: memoryview, at: int, total: int) -> int:
         start, end = frame_at(data, at, total, MAX_FRAME)
         self.others.append(decode(data, start, end))
         return end

@@ -179,7 +179,7 @@ static int read_values(Wire *self, Values *values, const unsigned char *p, const
     }
     return p == end && values->nfound == nregions;
 }
-/* Make the arrays that were noted, each over a lease, and the promises, for which on_argument(id, key, label) makes
+/* Make the arrays that were noted, each over a lease, and the promises, for which argument(id, key, label) makes
  * the values of arguments: 0, or -1 with an exception. */
 static int lease_values(Wire *self, Values *values, const unsigned char *regions) {
     for (int i = 0; i < values->nfound; i++) {
@@ -188,14 +188,14 @@ static int lease_values(Wire *self, Values *values, const unsigned char *regions
         uint64_t nbytes = GET(uint64_t, region + 32), address = 0;
         if (found->label) {
             PyObject *argument =
-                PyObject_CallFunction(self->given[ON_ARGUMENT], "KKO", (unsigned long long)GET(uint64_t, region + 16),
+                PyObject_CallFunction(self->given[ARGUMENT], "KKO", (unsigned long long)GET(uint64_t, region + 16),
                                       (unsigned long long)GET(uint64_t, region + 24), found->label);
             if (!argument) return -1;
             PyList_SetItem(values->list, found->place, argument);
             continue;
         }
         PyObject *lease =
-            PyObject_CallFunction(self->given[MAKE_LEASE], "KKK", (unsigned long long)GET(uint64_t, region + 16),
+            PyObject_CallFunction(self->given[LEASE], "KKK", (unsigned long long)GET(uint64_t, region + 16),
                                   (unsigned long long)GET(uint64_t, region + 24), (unsigned long long)nbytes);
         PyObject *array = NULL;
         if (lease && get_u64(lease, self->state->str_address, &address) == 0) {
@@ -255,7 +255,7 @@ static int note_pushed(Wire *self, PyObject *call, const unsigned char *frame) {
     return set < 0 ? -1 : 1;
 }
 /* taker(key, value, (), -1) of a group or a graph, where that is a function and no Seat that takes the value by itself;
- * or on_push(word, key, value) with the outcome of a promise that was passed to a call here. */
+ * or push(word, key, value) with the outcome of a promise that was passed to a call here. */
 static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key, PyObject *value, uint64_t number) {
     if (taker && Py_TYPE(taker) == self->state->seat_type) {
         int taken = seat_take((Seat *)taker, number, value);
@@ -269,7 +269,7 @@ static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key,
     Py_INCREF(value);
     Py_XINCREF(taker);
     if (taker && parts && flags) done = PyObject_Vectorcall(taker, args + 1, 4 | room, NULL);
-    else if (!taker) done = PyObject_Vectorcall(self->given[ON_PUSH], outcome + 1, 3 | room, NULL);
+    else if (!taker) done = PyObject_Vectorcall(self->given[PUSH], outcome + 1, 3 | room, NULL);
     Py_XDECREF(taker);
     Py_DECREF(value);
     Py_XDECREF(flags);
@@ -287,7 +287,7 @@ static int keep_forward(Wire *self, PyObject *id, unsigned int number, unsigned 
     Py_XDECREF(kept);
     return done < 0 ? -1 : 1;
 }
-/* Process a FORWARD frame: `early`, ahead of its turn, call on_forward(id, key, number, target) where its call is open,
+/* Process a FORWARD frame: `early`, ahead of its turn, call forward(id, key, number, target) where its call is open,
  * otherwise keep it; in its turn book its fields. 1 done, 0 Python must look at it, -1 an exception. */
 static int take_forward(Wire *self, const unsigned char *frame, int early, const unsigned char *releases,
                         uint64_t nreleases, uint64_t payload) {
@@ -300,7 +300,7 @@ static int take_forward(Wire *self, const unsigned char *frame, int early, const
     int open = name ? PyDict_Contains(self->given[OPEN], name) : -1, taken = -1;
     if (open > 0) {
         PyObject *done =
-            PyObject_CallFunction(self->given[ON_FORWARD], "KKIy#", id, key, number, target, (Py_ssize_t)payload);
+            PyObject_CallFunction(self->given[FORWARD], "KKIy#", id, key, number, target, (Py_ssize_t)payload);
         taken = done ? 1 : -1;
         Py_XDECREF(done);
     } else if (open == 0) taken = keep_forward(self, name, number, key, target);
@@ -308,7 +308,7 @@ static int take_forward(Wire *self, const unsigned char *frame, int early, const
     return taken;
 }
 /* Call host.receive_plain(session, id, code, timeout_ns, arguments), or receive_linked(the same, forwards) for a
- * call with promises or FORWARD frames. Without a host call on_call(actor, id, code, timeout_ns, arguments). The
+ * call with promises or FORWARD frames. Without a host call call(actor, id, code, timeout_ns, arguments). The
  * list is handed over, so that no reference of this function keeps an argument alive. 1, or -1 with an exception. */
 static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Values *values,
                      const unsigned char *regions) {
@@ -338,9 +338,9 @@ static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Value
             done = PyObject_VectorcallMethod(self->state->str_receive_linked, stack, 7, NULL);
         else if (host) done = PyObject_VectorcallMethod(self->state->str_receive_plain, stack, 6, NULL);
         else {
-            PyObject *others[6] = {NULL, actor, id, code, timeout, list}, *on_call = Py_NewRef(self->given[ON_CALL]);
-            done = PyObject_Vectorcall(on_call, others + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-            Py_DECREF(on_call);
+            PyObject *others[6] = {NULL, actor, id, code, timeout, list}, *callback = Py_NewRef(self->given[CALL]);
+            done = PyObject_Vectorcall(callback, others + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+            Py_DECREF(callback);
         }
         Py_DECREF(session);
         Py_DECREF(list);
@@ -420,7 +420,7 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
     return taken;
 }
 /* Process the whole frames in the first `total` bytes of `data`, in order. Plain results complete their calls, and
- * plain calls go to their host. All other frames go to on_other(view, at, total), which returns the start of the
+ * plain calls go to their host. All other frames go to frame(view, at, total), which returns the start of the
  * next frame. */
 static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total) {
     Py_ssize_t at = 0;
@@ -434,13 +434,13 @@ static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_s
             at += length + 4;
             continue;
         }
-        PyObject *next = PyObject_CallFunction(self->given[ON_OTHER], "Onn", view, at, total);
+        PyObject *next = PyObject_CallFunction(self->given[FRAME], "Onn", view, at, total);
         if (!next) return -1;
         Py_ssize_t to = PyLong_AsSsize_t(next);
         Py_DECREF(next);
         if (to == -1 && PyErr_Occurred()) return -1;
         if (to <= at || to > total) {
-            PyErr_SetString(PyExc_ValueError, "on_other did not move on");
+            PyErr_SetString(PyExc_ValueError, "the callback for a frame did not move on");
             return -1;
         }
         at = to;
@@ -478,7 +478,7 @@ int wire_batch(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t
     if (failed) return -1;
     int waits = has_backlog(self);
     if (waits || self->credits->owed >= self->credits->threshold) {
-        PyObject *done = waits < 0 ? NULL : PyObject_CallNoArgs(self->given[ON_BATCH]);
+        PyObject *done = waits < 0 ? NULL : PyObject_CallNoArgs(self->given[BATCH]);
         Py_XDECREF(done);
         if (!done) return -1;
     }

@@ -99,7 +99,8 @@ typedef struct { /* state of one import of the module */
     /* Names of attributes and methods, interned, which live as long as the module. */
     PyObject *str_complete_plain, *str_grant, *str_withdraw, *str_release, *str_store, *str_sealed, *str_exported,
         *str_id, *str_offset, *str_address, *str_session, *str_state, *str_receive_plain, *str_receive_linked, *str_key,
-        *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags, *str_closed, *str_flush_due;
+        *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags, *str_closed, *str_flush_due,
+        *str_call_soon;
 } State;
 extern PyType_Spec credits_spec, counters_spec, send_buffer_spec, wire_spec, reader_spec, cipher_spec, meeting_spec,
     seat_spec, admission_spec, lane_spec;
@@ -199,30 +200,30 @@ static inline uint64_t get_big(const unsigned char *p, int nbytes) {
 
 /* ---- wire.c */
 
-/* The objects that Python passes to a Wire, in the order of its arguments; see zcactor.rpc.session. */
+/* The objects that Python passes to a Wire, in the order of their names in wire.c; see zcactor.rpc.session. */
 enum {
-    LEASES,
+    CALL,
+    FRAME,
+    BATCH,
+    STOPPED,
+    PUSH,
+    ARGUMENT,
+    FORWARD,
+    LEASE,
+    SHARE,
+    SCHEDULE_FLUSH,
+    NCALLBACKS,
+    LEASES = NCALLBACKS,
     PENDING,
     OPEN,
     BACKLOG,
     HOSTS,
     SESSION,
-    MAKE_LEASE,
-    ON_CALL,
-    ON_OTHER,
-    ON_BATCH,
-    ON_BLOCKED,
-    ON_BROKEN,
-    ON_PUSH,
-    ON_ARGUMENT,
-    ON_FORWARD,
+    LOOP,
     TAKERS,
     AHEAD,
     ANNOUNCED_TYPE,
-    SCHEDULE_FLUSH,
-    CALL_SOON,
     REF_TYPE,
-    SHARE,
     BLOCK_TYPE,
     STORE,
     CODES,

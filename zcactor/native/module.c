@@ -93,7 +93,8 @@ static const struct {
                {offsetof(State, str_flush), "flush"},
                {offsetof(State, str_setflags), "setflags"},
                {offsetof(State, str_closed), "closed"},
-               {offsetof(State, str_flush_due), "flush_due"}};
+               {offsetof(State, str_flush_due), "flush_due"},
+               {offsetof(State, str_call_soon), "call_soon"}};
 static const struct {
     size_t at;
     PyType_Spec *spec;

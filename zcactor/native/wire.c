@@ -4,10 +4,9 @@
 #include <time.h>
 
 static const char *const given_names[NGIVEN] = {
-    "leases",      "pending",     "open",           "backlog",        "hosts",      "session",  "make_lease",
-    "on_call",     "on_other",    "on_batch",       "on_blocked",     "on_broken",  "on_push",  "on_argument",
-    "on_forward",  "takers",      "ahead",          "announced_type", "schedule_flush",         "call_soon",
-    "ref_type",    "share",       "block_type",     "store",          "codes",      "dtypes"};
+    "call",   "frame",   "batch",          "stopped",  "push",  "argument", "forward", "lease", "share",    "schedule_flush",
+    "leases", "pending", "open",           "backlog",  "hosts", "session",  "loop",    "takers", "ahead",
+    "announced_type",    "ref_type",       "block_type", "store", "codes",   "dtypes"};
 
 static int wire_traverse(Wire *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
@@ -33,36 +32,38 @@ static void wire_dealloc(Wire *self) {
     Py_DECREF(type);
 }
 static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *process, *peer, *out, *credits, *counters, *given;
+    PyObject *process, *peer, *out, *credits, *counters, *callbacks, *given;
     unsigned long long arena;
     Py_ssize_t eager_limit, max_frame;
     static char *names[] = {"out",         "credits",   "counters",     "process", "peer",
-                            "eager_limit", "max_frame", "arena_nbytes", "given",   NULL};
+                            "eager_limit", "max_frame", "arena_nbytes", "callbacks", "given", NULL};
     State *state;
     PyObject *module = module_of(type, &state);
     if (!module) return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!SSnnKO!", names, state->send_buffer_type, &out,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!SSnnKOO!", names, state->send_buffer_type, &out,
                                      state->credits_type, &credits, state->counters_type, &counters, &process, &peer,
-                                     &eager_limit, &max_frame, &arena, &PyDict_Type, &given))
+                                     &eager_limit, &max_frame, &arena, &callbacks, &PyDict_Type, &given))
         return NULL;
     if (PyBytes_GET_SIZE(process) != 16 || PyBytes_GET_SIZE(peer) != 16)
         return PyErr_Format(PyExc_ValueError, "a process's name has 16 bytes");
-    if (PyDict_GET_SIZE(given) != NGIVEN)
-        return PyErr_Format(PyExc_TypeError, "Wire needs %d things and nothing else", NGIVEN);
+    if (PyDict_GET_SIZE(given) != NGIVEN - NCALLBACKS)
+        return PyErr_Format(PyExc_TypeError, "Wire needs %d things and nothing else", NGIVEN - NCALLBACKS);
     Wire *self = (Wire *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->module = Py_NewRef(module);
     self->state = state;
     for (int i = 0; i < NGIVEN; i++) {
-        PyObject *value = PyDict_GetItemString(given, given_names[i]);
+        PyObject *value = i < NCALLBACKS ? PyObject_GetAttrString(callbacks, given_names[i])
+                                         : Py_XNewRef(PyDict_GetItemString(given, given_names[i]));
         int is_dict =
             i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES || i == AHEAD || i == TAKERS;
+        self->given[i] = value;
         if (!value || (is_dict && !PyDict_Check(value))) {
-            PyErr_Format(PyExc_TypeError, "Wire needs %s%s", given_names[i], value ? " as a dict" : "");
+            if (!PyErr_Occurred())
+                PyErr_Format(PyExc_TypeError, "Wire needs %s%s", given_names[i], value ? " as a dict" : "");
             Py_DECREF(self);
             return NULL;
         }
-        self->given[i] = Py_NewRef(value);
     }
     self->out = (SendBuffer *)Py_NewRef(out);
     self->credits = (Credits *)Py_NewRef(credits);
@@ -112,12 +113,12 @@ int wire_flush(Wire *self) {
     int left = buffer_send(out);
     if (left == 0) return 0;
     PyObject *done;
-    if (left > 0) done = PyObject_CallNoArgs(self->given[ON_BLOCKED]);
+    if (left > 0) done = PyObject_CallOneArg(self->given[STOPPED], Py_None);
     else {
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         PyErr_NormalizeException(&type, &error, &traceback);
-        done = PyObject_CallOneArg(self->given[ON_BROKEN], error);
+        done = PyObject_CallOneArg(self->given[STOPPED], error);
         Py_XDECREF(type);
         Py_XDECREF(error);
         Py_XDECREF(traceback);
@@ -131,7 +132,7 @@ int wire_schedule_flush(Wire *self) {
     PyObject *done = NULL;
     if (PyThread_get_thread_ident() == self->thread) {
         PyObject *flush = PyObject_GetAttr((PyObject *)self, self->state->str_flush_due);
-        done = flush ? PyObject_CallOneArg(self->given[CALL_SOON], flush) : NULL;
+        done = flush ? PyObject_CallMethodOneArg(self->given[LOOP], self->state->str_call_soon, flush) : NULL;
         Py_XDECREF(flush);
         if (!done) {
             if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) {
@@ -417,7 +418,8 @@ static PyType_Slot wire_slots[] = {{Py_tp_new, wire_new},
                                    {Py_tp_doc,
                                     (char *)"The plain frames of one session: Wire(out, credits, counters, process, "
                                             "peer, eager_limit, max_frame, arena_nbytes, "
-                                            "given); given names what it calls and shares, see zcactor.rpc.session."},
+                                            "callbacks, given), see zcactor.rpc.session: the functions that it calls, "
+                                            "and the objects that it shares by name."},
                                    {0, NULL}};
 PyType_Spec wire_spec = {.name = "zcactor.native._hot.Wire",
                          .basicsize = sizeof(Wire),

@@ -17,6 +17,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -87,6 +88,33 @@ def _ask_to_dial(session: ref[Session]) -> None:
         living._control(_DIAL, 0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """The functions of Python that the native part of a session calls."""
+
+    call: Callable[[int, int, int, int, list[Any]], None]
+    """``call(actor, call_id, code, timeout_ns, args)``: a plain call to an actor that is not here has come."""
+    frame: Callable[[memoryview, int, int], int]
+    """``frame(data, at, total)`` takes the frame in at `at`, which the native part declines. Returns the position of
+    the next one."""
+    batch: Callable[[], None]
+    """A batch was taken in, and frames wait or credits are due."""
+    stopped: Callable[[OSError | None], None]
+    """The connection takes no more bytes now, or is broken; see `zcactor.transport.base.Connection.send_stopped`."""
+    push: Callable[[int, int, Any], None]
+    """``push(word, key, value)``: the plain outcome of a promise has come."""
+    argument: Callable[[int, int, str], Any]
+    """``argument(object_id, key, label)`` makes the argument that stands for a promise of the peer's."""
+    forward: Callable[[int, int, int, bytes], None]
+    """``forward(call_id, key, number, target)``: a FORWARD frame of an open call has come."""
+    lease: Callable[[int, int, int], Lease]
+    """``lease(object_id, offset, nbytes)`` makes our lease on an object of the peer's."""
+    share: Callable[[Any, int, int], Any]
+    """``share(array, address, nbytes)``: see `zcactor.rpc.hub.Hub.share`."""
+    schedule_flush: Callable[[], None]
+    """Have the written frames sent soon. From any thread."""
+
+
 class Session:
     """The conversation with one peer process. The hub makes a session for each connection; it is a `Receiver` of its
     transport."""
@@ -155,6 +183,19 @@ class Session:
     def _make_wire(self) -> Any:
         hub, connection = self.hub, self.connection
         writes_references = connection.export is None and hub.checker is None
+        callbacks = Callbacks(
+            call=self._intake.plain_call,
+            frame=self._intake.take,
+            batch=self._batch_received,
+            stopped=connection.send_stopped,
+            push=hub.push_received_plain,
+            argument=partial(hub.argument_received, self),
+            forward=self._intake.forward,
+            lease=self._make_lease,
+            # Python has to write references that carry an rkey, or whose bytes are checked.
+            share=_share_nothing if not writes_references else hub.share if connection.maps else hub.share_copied,
+            schedule_flush=self._schedule_flush,
+        )
         given = {
             "leases": (LockedLeases if connection.maps else LockedLeasesOfCopies)(self.leases, self.lock),
             "pending": self.pending,
@@ -162,23 +203,11 @@ class Session:
             "backlog": self._backlog,
             "hosts": hub.hosts,
             "session": self,
-            "make_lease": self._make_lease,
-            "on_call": self._intake.plain_call,
-            "on_other": self._intake.take,
-            "on_batch": self._batch_received,
-            "on_blocked": connection.send_blocked,
-            "on_broken": connection.send_failed,
-            "on_push": hub.push_received_plain,
+            "loop": self.loop,
             "takers": hub.takers,
-            "on_argument": partial(hub.argument_received, self),
-            "on_forward": self._intake.forward,
             "ahead": self._intake.ahead,
             "announced_type": Announced,
-            "schedule_flush": self._schedule_flush,
-            "call_soon": self.loop.call_soon,
             "ref_type": hub.ref_type,
-            # Python has to write references that carry an rkey, or whose bytes are checked.
-            "share": _share_nothing if not writes_references else hub.share if connection.maps else hub.share_copied,
             "block_type": Block if writes_references else None,
             "store": hub.store,
             "codes": hub.dtype_codes,
@@ -187,7 +216,7 @@ class Session:
         # An arena of 0 bytes where nothing is mapped: the native part then accepts no references.
         return hot.Wire(
             connection.native_out, self.credits, hub.counters, self.process, self.peer_process, connection.eager_limit,
-            connection.max_frame, connection.peer.arena_nbytes if connection.maps else 0, given,
+            connection.max_frame, connection.peer.arena_nbytes if connection.maps else 0, callbacks, given,
         )  # fmt: skip
 
     @property

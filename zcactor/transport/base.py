@@ -187,6 +187,10 @@ class Connection(Protocol):
         A broken connection is reported by `Receiver.connection_lost`, not here.
         """
 
+    def send_stopped(self, error: OSError | None) -> None:
+        """Note that the native part has flushed, and that the system takes no more bytes now: go on when it does again.
+        With an error end the connection. Any thread may call it."""
+
     def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
         """Return `nbytes` of the peer's arena at `offset`, as an object that owns the validity of their address: they
         stay readable, or writable, and in place as long as it lives, also after the end of the connection and of the

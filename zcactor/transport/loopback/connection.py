@@ -128,11 +128,10 @@ class LoopbackConnection(BaseConnection):
         """Send all committed frames. They arrive in a later turn of the loop."""
         self._out.flush()
 
-    def send_blocked(self) -> None:
-        """Never called: all written bytes are taken."""
-
-    def send_failed(self, error: OSError) -> None:
-        """Never called, for the same reason."""
+    def send_stopped(self, error: OSError | None) -> None:
+        """See `zcactor.transport.base.Connection`. There is always an error, as all written bytes are taken."""
+        lost = ConnectionLost(f"frames could not be sent: {error!r}", maybe_executed=True)
+        self._loop.call_soon_threadsafe(self._lose, lost)
 
     def _leave(self) -> None:
         if threading.get_ident() == self._thread:

@@ -146,17 +146,16 @@ class StreamConnection(BaseConnection):
         """Send all committed frames, by one system call where the peer keeps up. Never blocks."""
         try:
             if self._flush_out():
-                self.send_blocked()
+                self.send_stopped(None)
         except OSError as error:
-            self.send_failed(error)
+            self.send_stopped(error)
 
-    def send_blocked(self) -> None:
-        """Resume sending when the socket, which is full, takes bytes again."""
-        self._on_loop(self._watch_writable)
-
-    def send_failed(self, error: OSError) -> None:
-        """End the connection: the socket is broken."""
-        self._on_loop(self._on_send_failed, error)
+    def send_stopped(self, error: OSError | None) -> None:
+        """See `zcactor.transport.base.Connection`."""
+        if error is None:
+            self._on_loop(self._watch_writable)
+        else:
+            self._on_loop(self._on_send_failed, error)
 
     def _on_loop(self, callback: Callable[..., object], *args: object) -> None:
         if threading.get_ident() == self._thread:

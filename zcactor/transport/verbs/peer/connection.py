@@ -436,12 +436,9 @@ class VerbsConnection(BaseConnection):
             self._stop_lingering()
         self._lose(self._ended(f"broke: a message could not be posted: {error}"), broken=True)
 
-    def send_blocked(self) -> None:
-        """Do nothing: the native part never calls it here, as messages wait in `SlotSender`."""
-
-    def send_failed(self, error: OSError) -> None:
-        """End the connection. The native part never calls it here, as `SlotSender` posts the messages."""
-        self._post_failed(error)
+    def send_stopped(self, error: OSError | None) -> None:
+        """See `zcactor.transport.base.Connection`. There is always an error, as messages wait in `SlotSender`."""
+        self._post_failed(error or OSError("messages wait for nothing"))
 
     # ---- the peer's arena
 
