@@ -211,7 +211,7 @@ def test_the_loop_in_c_refuses_odd_addresses_and_other_types() -> None:
     with pytest.raises(TypeError):
         hot.fold("f64", ("address",), array.ctypes.data, 1, 0)
     with pytest.raises(TypeError):
-        hot.fold("f64", [array.ctypes.data], array.ctypes.data, 1, 0)
+        hot.fold("f64", [array.ctypes.data], array.ctypes.data, 1, 0)  # type: ignore[arg-type]
 
 
 def test_the_loop_in_c_takes_bytes_and_arrays() -> None:

@@ -23,13 +23,13 @@ from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, known_codes, known_dtypes
 from zcactor.marshal.marshaller import Marshaller
 from zcactor.marshal.sharing import share
+from zcactor.native import hot
 from zcactor.objectstore.checking import Checker
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Store
 from zcactor.rpc.call import Call, CallState
-from zcactor.rpc.counters import new_counters
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
@@ -118,7 +118,7 @@ class RecordingHub:
 
     def __init__(self, process: bytes) -> None:
         self.process = process
-        self.counters = new_counters()
+        self.counters = hot.Counters()
         self.hosts: dict[int, Any] = {}
         self.received: list[Incoming] = []
         self.cancelled: list[Incoming] = []
@@ -180,7 +180,7 @@ class TalkHub(RecordingHub):
     def __init__(self, process: bytes, store: Store | None) -> None:
         super().__init__(process)
         self.store: Any = store
-        self.marshaller = None if store is None else Marshaller(store, CopyCounter(), new_counters(), 16384)
+        self.marshaller = None if store is None else Marshaller(store, CopyCounter(), hot.Counters(), 16384)
         self.dtype_codes = known_codes
         self.dtypes = known_dtypes
         self.lost: list[Exception | None] = []

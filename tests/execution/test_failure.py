@@ -26,15 +26,15 @@ from zcactor.errors import (
 from zcactor.execution.failure import TEXT_NBYTES, Failure, pack_as_text, without_frames
 from zcactor.marshal import Marshaller
 from zcactor.marshal.values import Code
+from zcactor.native import hot
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.store import Store
-from zcactor.rpc.counters import new_counters
 
 
 @pytest.fixture
 def marshaller() -> Iterator[Marshaller]:
     store = Store(1 << 22, bytes(16))
-    yield Marshaller(store, CopyCounter(), new_counters(), 1024)
+    yield Marshaller(store, CopyCounter(), hot.Counters(), 1024)
     store.close()
 
 

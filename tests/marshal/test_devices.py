@@ -22,12 +22,12 @@ from zcactor.errors import ProtocolError
 from zcactor.marshal.devices import _last, unpack_device_array
 from zcactor.marshal.unpacking import Unpacking
 from zcactor.marshal.values import encode
+from zcactor.native import hot
 from zcactor.objects import device_direct
 from zcactor.objects.locations import LostPart
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.ref import RegionKind
 from zcactor.process.context import current
-from zcactor.rpc.counters import new_counters
 from zcactor.rpc.parts import Part
 from zcactor.testing import until
 
@@ -648,7 +648,7 @@ async def test_malformed_layouts() -> None:
     async with running():
         x = zc.full(10, 1, "u1", device="cuda")
         holder: Any = x.holder
-        unpacking = Unpacking(current().store, CopyCounter(), new_counters())
+        unpacking = Unpacking(current().store, CopyCounter(), hot.Counters())
         unpacking.parts = [Part(RegionKind.DEVICE, holder, holder.offset, 10)]
         for fields in MALFORMED:
             with pytest.raises(ProtocolError):
@@ -659,7 +659,7 @@ async def test_parts_that_are_no_arrays_on_a_gpu() -> None:
     async with running():
         x = zc.full(10, 1, "u1", device="cuda")
         holder: Any = x.holder
-        unpacking = Unpacking(current().store, CopyCounter(), new_counters())
+        unpacking = Unpacking(current().store, CopyCounter(), hot.Counters())
         data = memoryview(encode([0, "|u1", [10], [1], 0, None, "", False]))
         for part in (Part(RegionKind.ARRAY, holder, holder.offset, 10), Part(RegionKind.DEVICE, object(), 0, 10)):
             unpacking.parts = [part]

@@ -29,9 +29,9 @@ from zcactor.marshal import Marshaller
 from zcactor.marshal.packed import Packed, pack_resolved
 from zcactor.marshal.packing import Packing
 from zcactor.marshal.spilling import ENVELOPE_NBYTES
+from zcactor.native import hot
 from zcactor.objectstore.copies import CopyCount, CopyCounter
 from zcactor.objectstore.store import Store
-from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import Flags
 
 in_one_wire = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -405,7 +405,7 @@ def test_bytes_are_freed_with_the_last_view(wire: Wire) -> None:
 
 
 def test_oversize_array_and_payload(wire: Wire) -> None:
-    small = Marshaller(Store(1 << 20, b"s" * 16), CopyCounter(), new_counters(), LIMIT)
+    small = Marshaller(Store(1 << 20, b"s" * 16), CopyCounter(), hot.Counters(), LIMIT)
     for value in (np.zeros(1 << 20), b"x" * (2 << 20), [np.zeros(1 << 20), object]):
         with pytest.raises(OutOfMemory) as caught:
             small.pack(value)

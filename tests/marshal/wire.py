@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from zcactor.marshal import Marshaller
+from zcactor.native import hot
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
-from zcactor.rpc.counters import new_counters
 from zcactor.rpc.parts import Part
 
 LIMIT = 512
@@ -25,7 +25,7 @@ class Side:
     def __init__(self, process: bytes, capacity: int = 64 << 20, *, seals: bool = False) -> None:
         self.store = Store(capacity, process, extent_nbytes=1 << 20)
         self.copies = CopyCounter()
-        self.counters = new_counters()
+        self.counters = hot.Counters()
         self.marshaller = Marshaller(self.store, self.copies, self.counters, LIMIT, seals=seals)
 
     @property

@@ -69,7 +69,7 @@ class End:
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
         self.theirs.setblocking(False)
-        self.out = hot.SendBuffer(MAX_FRAME + 4, self.ours.fileno()) if out is None else out
+        self.out: Any = hot.SendBuffer(MAX_FRAME + 4, self.ours.fileno()) if out is None else out
         self.credits = hot.Credits(depth)
         self.leases = LeaseTable()
         self.pending: dict[int, Any] = {}
@@ -112,7 +112,7 @@ class End:
             "session": self, "loop": self, "takers": self.takers, "ahead": self.ahead, "announced_type": Announced,
             "ref_type": Ref, "block_type": Block, "store": store, "codes": known_codes, "dtypes": known_dtypes,
         }  # fmt: skip
-        self.wire = hot.Wire(
+        self.wire: Any = hot.Wire(
             self.out, self.credits, self.counters, process, peer, 16384, MAX_FRAME, arena, callbacks, given
         )
 

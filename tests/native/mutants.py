@@ -119,7 +119,7 @@ class Feeder:
             MAX_FRAME + 4,
             MAX_FRAME,
             self.end.wire,
-            None,
+            print,
             lambda error, _: self.ended.append(error),
         )
 

@@ -41,7 +41,7 @@ def test_an_array_over_memory_of_an_owner(shape: tuple[int, ...], order: Any) ->
 
 def test_an_array_over_memory_needs_an_address_and_an_array() -> None:
     with pytest.raises(TypeError):
-        hot.array_over(None, "here", np.empty(3))
+        hot.array_over(None, "here", np.empty(3))  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         hot.array_over(None, 0, [1, 2])
 

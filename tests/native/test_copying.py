@@ -32,4 +32,4 @@ def test_a_negative_number_of_bytes() -> None:
 @pytest.mark.parametrize("wrong", [("1", 2, 3), (1, 2), (1, 2, 3.5)])
 def test_arguments_of_another_kind(wrong: tuple[object, ...]) -> None:
     with pytest.raises(TypeError):
-        hot.copy(*wrong)
+        hot.copy(*wrong)  # type: ignore[arg-type]

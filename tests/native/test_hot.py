@@ -25,7 +25,6 @@ from zcactor.objectstore.ref import Region
 from zcactor.objectstore.store import Store
 from zcactor.rpc.call import CallState
 from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
-from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import Kind, Status
 
 plain = st.one_of(
@@ -254,7 +253,7 @@ def _agree(ours: Any, theirs: Any, *, argument: bool = False) -> None:
 @pytest.mark.parametrize("array", SMALL, ids=[f"{a.dtype}{a.shape}" for a in SMALL])
 def test_small_arrays_ride_in_the_frame_as_the_marshaller_writes_them(end: End, array: Any) -> None:
     store = Store(1 << 22, US)
-    marshaller = Marshaller(store, CopyCounter(), new_counters(), 16384)
+    marshaller = Marshaller(store, CopyCounter(), hot.Counters(), 16384)
     payload, parts, flags = marshaller.pack_call((array, 3), {})
     assert not parts and not flags
     dtype_from_code(dtype_code(array.dtype))  # the dtype is known from here on, as after a first message
@@ -489,7 +488,7 @@ def test_a_class_has_one_number_until_it_changes() -> None:
     assert hot.type_version(Derived) not in (0, first, second)
     for wrong in (None, 1, Derived()):
         with pytest.raises(TypeError, match="a class is needed"):
-            hot.type_version(wrong)
+            hot.type_version(wrong)  # type: ignore[arg-type]
 
 
 def test_a_class_whose_lookup_fails_says_so() -> None:

@@ -13,9 +13,9 @@ from tests.native.frames import frame, read
 from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, known_codes, known_dtypes
 from zcactor.marshal.marshaller import Marshaller
+from zcactor.native import hot
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.store import Store
-from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import Kind
 
 
@@ -25,7 +25,7 @@ def test_elements_of_no_bytes_arrive_as_they_were_sent(end: End, name: str, besi
     array = np.zeros((4, 10), [("a", name), *beside])["a"]
     assert array.dtype.itemsize == 0
     store = Store(1 << 22, US)
-    marshaller = Marshaller(store, CopyCounter(), new_counters(), 16384)
+    marshaller = Marshaller(store, CopyCounter(), hot.Counters(), 16384)
     payload, parts, _ = marshaller.pack_call((array,), {})
     dtype_from_code(dtype_code(array.dtype))
     assert not parts
@@ -46,7 +46,7 @@ def test_a_shape_beyond_what_numpy_counts_is_pythons_to_refuse(end: End, shape: 
     payload = msgspec.msgpack.encode([msgspec.msgpack.Ext(4, layout)])
     end.wire.feed(frame(Kind.CALL, 5, payload))
     assert end.calls == [] and len(end.others) == 1
-    marshaller = Marshaller(Store(1 << 22, US), CopyCounter(), new_counters(), 16384)
+    marshaller = Marshaller(Store(1 << 22, US), CopyCounter(), hot.Counters(), 16384)
     with pytest.raises(ProtocolError):
         marshaller.unpack(payload, (), 0)
 

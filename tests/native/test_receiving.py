@@ -105,4 +105,4 @@ def test_a_descriptor_that_is_none() -> None:
 )
 def test_arguments_of_another_kind(wrong: tuple[object, ...]) -> None:
     with pytest.raises(TypeError):
-        hot.receive(*wrong)
+        hot.receive(*wrong)  # type: ignore[arg-type]

@@ -313,7 +313,8 @@ def test_no_object_is_without_its_parts(kind: str) -> None:
 
 def test_a_slot_stays_exported_while_it_is_written_to() -> None:
     first, second = bytearray(600), bytearray(600)
-    out = hot.SendBuffer(512, -1, object())
+    slots: Any = object()
+    out: Any = hot.SendBuffer(512, -1, slots)
     out.swap(first, 16)
     with pytest.raises(BufferError):
         first.clear()

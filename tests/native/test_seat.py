@@ -45,7 +45,7 @@ class Table:
 
 def test_values_come_by_rank_with_the_last_one() -> None:
     met: list[Any] = []
-    meeting = hot.Meeting(CALL, SIZE, -1, met.append)
+    meeting: Any = hot.Meeting(CALL, SIZE, -1, met.append)
     meeting.take(2, CALL, "c")
     meeting.take(0, "".join([*CALL]), "a")  # an equal text
     assert meeting.missing == (1,) and not met
@@ -94,14 +94,14 @@ def test_what_a_meeting_refuses() -> None:
         with pytest.raises(TypeError, match="take"):
             meeting.take(*wrong)
     with pytest.raises(TypeError):
-        meeting.take("0", CALL, 1)
+        meeting.take("0", CALL, 1)  # type: ignore[arg-type]
     for size in (0, -1, 1 << 20):
         with pytest.raises(ValueError, match="ranks"):
             hot.Meeting(CALL, size, -1, print)
     with pytest.raises(TypeError, match="keywords"):
-        hot.Meeting(CALL, SIZE, -1, met=print)
+        hot.Meeting(CALL, SIZE, -1, met=print)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        hot.Meeting(7, SIZE, -1, print)
+        hot.Meeting(7, SIZE, -1, print)  # type: ignore[arg-type]
 
 
 def test_an_error_of_met_is_raised() -> None:
@@ -233,7 +233,7 @@ def test_seats_are_made_of_dicts() -> None:
         with pytest.raises(TypeError):
             hot.Seat(*wrong)
     with pytest.raises(TypeError, match="keywords"):
-        hot.Seat(1, SIZE, {}, {}, {}, pushed=print)
+        hot.Seat(1, SIZE, {}, {}, {}, pushed=print)  # type: ignore[call-arg]
 
 
 def test_a_seat_is_collected_with_its_member() -> None:

@@ -225,7 +225,7 @@ def freeze(x: T) -> T:
 
 
 def _names(x: object) -> int:
-    return hot.references(x)  # type: ignore[no-any-return]
+    return hot.references(x)
 
 
 @cache

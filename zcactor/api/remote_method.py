@@ -66,7 +66,7 @@ class RemoteMethod:
                 unfinished = actor.unfinished
                 unfinished.add(call)
                 try:
-                    sent = False
+                    sent: bool | None = False
                     if len(unfinished) <= actor.max_pending:
                         sent = session.wire.call(call, index, spec.code, args)
                         if sent is None:  # there are references among the arguments

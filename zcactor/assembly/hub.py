@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zcactor.config import Config
     from zcactor.execution.runners import Hosts
     from zcactor.marshal import Marshaller
+    from zcactor.native import hot
     from zcactor.objects.adoption import Adoptions
     from zcactor.objects.promises import Promises
     from zcactor.objects.pushes import Pushes
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from zcactor.peers.connections import Connections
     from zcactor.peers.twins import Twins
     from zcactor.rpc.call import Call
-    from zcactor.rpc.counters import Counters
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.messages import Hello
     from zcactor.rpc.parts import Part
@@ -74,7 +74,7 @@ class ProcessHub:
     adoptions: Adoptions
 
     def __init__(
-        self, hello: Hello, store: Store, counters: Counters, marshaller: Marshaller, hosts: Hosts,
+        self, hello: Hello, store: Store, counters: hot.Counters, marshaller: Marshaller, hosts: Hosts,
         checker: Checker | None,
     ) -> None:  # fmt: skip
         self.process = hello.process

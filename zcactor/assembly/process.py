@@ -23,6 +23,7 @@ from zcactor.execution.threads import Threads
 from zcactor.execution.watchdog import Watchdog
 from zcactor.graphs.entrance import GraphEntrance
 from zcactor.marshal import Marshaller
+from zcactor.native import hot
 from zcactor.objects.adoption import Adoptions
 from zcactor.objects.broadcast_directory import BroadcastDirectory
 from zcactor.objects.locations import Locations
@@ -47,7 +48,6 @@ from zcactor.process.place import Place
 from zcactor.process.places import Places
 from zcactor.process.sessions import Sessions
 from zcactor.process.tasks import Tasks
-from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Process:
         self.leaving = False
         """Whether the process, with its actors, ends soon. The actors may live on elsewhere: the node agent knows."""
         self.last_system_index = MEMBERSHIP_INDEX if role == "agent" else SYSTEM_INDEX
-        self.checker, self.copies, self.counters = checker_of(config), CopyCounter(), new_counters()
+        self.checker, self.copies, self.counters = checker_of(config), CopyCounter(), hot.Counters()
         self.marshaller = Marshaller(
             store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads, checker=self.checker
         )

@@ -125,7 +125,7 @@ def fold(
     kind = native_kind(dtype, op)
     divisor = (len(operands) if ranks is None else ranks) if op == "mean" else 0
     alignment = dtype.alignment
-    native, straight = kind is not None and (into is None or into == dtype) and not out % alignment, True
+    native, straight = (into is None or into == dtype) and not out % alignment, True
     for operand in operands:
         if operand.array is not None:
             straight = False
@@ -133,7 +133,7 @@ def fold(
             native = False
         if operand.dtype is not None and operand.dtype != dtype:
             native = False
-    if native:
+    if kind is not None and native:
         numbers = 2 if dtype.kind == "c" else 1
         if straight:
             addresses = tuple([x.address + start * itemsize for x in operands])

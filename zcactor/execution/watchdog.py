@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from zcactor.execution.actor_runner import ActorRunner
+    from zcactor.native import hot
     from zcactor.process.sessions import Sessions
     from zcactor.process.tasks import Tasks
-    from zcactor.rpc.counters import Counters
     from zcactor.rpc.incoming import Incoming
 
 __all__ = ["Watchdog"]
@@ -57,7 +57,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, hosts: Mapping[int, ActorRunner], sessions: Sessions, counters: Counters, tasks: Tasks,
+        self, hosts: Mapping[int, ActorRunner], sessions: Sessions, counters: hot.Counters, tasks: Tasks,
         last_system_index: int, after: float,
     ) -> None:  # fmt: skip
         self._hosts = hosts

@@ -233,7 +233,7 @@ def innermost(array: Array) -> Array:
 
 def array_address(array: Array) -> int:
     """Virtual address of the first element (``[0, 0, ...]``). With a negative stride this is not the lowest address."""
-    return hot.address(array)  # type: ignore[no-any-return]
+    return hot.address(array)
 
 
 def byte_bounds(array: Array) -> tuple[int, int]:

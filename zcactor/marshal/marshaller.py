@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from zcactor.objectstore.checking import Checker
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Store
-    from zcactor.rpc.counters import Counters
 
     Array = npt.NDArray[Any]
 
@@ -60,7 +59,7 @@ class Marshaller:
     """
 
     def __init__(
-        self, store: Store, copies: CopyCounter, counters: Counters, eager_limit: int, *, seals: bool = False,
+        self, store: Store, copies: CopyCounter, counters: hot.Counters, eager_limit: int, *, seals: bool = False,
         checker: Checker | None = None,
     ) -> None:  # fmt: skip
         self.store = store

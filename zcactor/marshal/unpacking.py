@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from zcactor.native import hot
     from zcactor.objectstore.copies import CopyCounter
-    from zcactor.rpc.counters import Counters
     from zcactor.rpc.parts import Part
 
     Array = npt.NDArray[Any]
@@ -51,7 +51,7 @@ class Unpacking:
 
     __slots__ = ("_decode", "copies", "counters", "foreign", "handed_over", "mapped", "ours", "parts", "store")
 
-    def __init__(self, store: Store, copies: CopyCounter, counters: Counters) -> None:
+    def __init__(self, store: Store, copies: CopyCounter, counters: hot.Counters) -> None:
         self.store = store
         self.copies = copies
         self.counters = counters

@@ -1,15 +1,25 @@
-/* Counters: zcactor.rpc.counters.Counters, with the counts of the native part. */
+/* Counters of one process for messages and bytes, cumulative since it started. Each is written under a session's lock or
+ * on the loop's thread; a reader may see a count that is one frame old. */
 #include "hot.h"
 
-#define COUNTER(name) {#name, T_ULONGLONG, offsetof(Counters, name), 0, NULL}
+#define COUNTER(name, text) {#name, T_ULONGLONG, offsetof(Counters, name), 0, text}
 static PyMemberDef counters_members[] = {
-    COUNTER(calls),          COUNTER(frames_sent),         COUNTER(frames_received),
-    COUNTER(bytes_eager),    COUNTER(bytes_mapped),        COUNTER(bytes_read),
-    COUNTER(bytes_received), COUNTER(bytes_authenticated), COUNTER(pushes), {NULL, 0, 0, 0, NULL}};
+    COUNTER(calls, "Calls sent."),
+    COUNTER(frames_sent, NULL),
+    COUNTER(frames_received, NULL),
+    COUNTER(bytes_eager, "Payload bytes sent in frames."),
+    COUNTER(bytes_mapped,
+            "Bytes of arrays, and of payloads above the eager limit, received by mapping the owner's memory. Bytes that a "
+            "message names twice count once."),
+    COUNTER(bytes_read, "Bytes pulled by RDMA READ."),
+    COUNTER(bytes_received, "Bytes of arrays received over TCP."),
+    COUNTER(bytes_authenticated, "Bytes received over TCP that came with valid tags."),
+    COUNTER(pushes, "PUSH frames sent with a result."),
+    {NULL, 0, 0, 0, NULL}};
 static PyType_Slot counters_slots[] = {
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_members, counters_members},
-    {Py_tp_doc, (char *)"zcactor.rpc.counters.Counters, where the native part counts too."},
+    {Py_tp_doc, (char *)"Counts of messages and bytes of one process: plain integers."},
     {0, NULL}};
 PyType_Spec counters_spec = {.name = "zcactor.native._hot.Counters",
                              .basicsize = sizeof(Counters),

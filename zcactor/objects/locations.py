@@ -26,13 +26,13 @@ from zcactor.transport.base import RemoteRegion
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from zcactor.native import hot
     from zcactor.objectstore.placement import Placements
     from zcactor.objectstore.store import Block, Store
     from zcactor.peers.connections import Connections
     from zcactor.peers.requests import Requests
     from zcactor.process.sessions import Sessions
     from zcactor.process.tasks import Tasks
-    from zcactor.rpc.counters import Counters
     from zcactor.rpc.session import Session
     from zcactor.transport.base import Commit, Flow
 
@@ -157,7 +157,7 @@ class Locations:
 
     def __init__(
         self, tasks: Tasks, sessions: Sessions, connections: Connections, requests: Requests, store: Store,
-        placements: Placements, counters: Counters,
+        placements: Placements, counters: hot.Counters,
     ) -> None:  # fmt: skip
         self.machine = ""
         """Name of this host for processes that may map our arena, see `zcactor.control.node_table.own_machine`; empty

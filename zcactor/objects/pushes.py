@@ -237,7 +237,7 @@ class Pushes:
                 owed.append((call, push))
                 values[index] = announced = _new_announced(Announced)
                 announced.id, announced.key, announced.label = object_id, push.key, call.label
-            sent = session.wire.call(dependent, actor, code, tuple(values))
+            sent = session.wire.call(dependent, actor, code, tuple(values)) is True
         finally:
             if not sent:
                 self._take_back(owed, session)

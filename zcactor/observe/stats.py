@@ -10,10 +10,10 @@ from zcactor.objectstore.copies import CopyCount
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zcactor.native import hot
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.placement import Placements
     from zcactor.objectstore.store import Store
-    from zcactor.rpc.counters import Counters
 
 __all__ = ["Measured", "Stats", "stats_of"]
 
@@ -97,7 +97,7 @@ class Measured(Protocol):
 
     process: bytes
     copies: CopyCounter
-    counters: Counters
+    counters: hot.Counters
     store: Store
     placements: Placements
     resolver: Any

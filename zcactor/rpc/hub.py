@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
+    from zcactor.native import hot
     from zcactor.objectstore.checking import Checker
     from zcactor.objectstore.ref import Region
     from zcactor.objectstore.store import Block
     from zcactor.rpc.call import Call
-    from zcactor.rpc.counters import Counters
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.messages import Hello
     from zcactor.rpc.parts import Part
@@ -26,7 +26,7 @@ class Hub(Protocol):
     argument."""
 
     process: bytes
-    counters: Counters
+    counters: hot.Counters
 
     @property
     def hosts(self) -> Mapping[int, Any]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Sequence
 
+    from zcactor.native import hot
     from zcactor.objectstore.ref import Region
     from zcactor.rpc.grants import Grants
     from zcactor.rpc.parts import Part
@@ -67,7 +68,7 @@ class Outgoing:
         grants: Grants,
         schedule_flush: Callable[[], None],
     ) -> None:
-        self.wire: Any
+        self.wire: hot.Wire
         """The session's native part; the session sets it."""
         self._session = session
         self._backlog = backlog

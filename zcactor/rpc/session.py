@@ -167,7 +167,7 @@ class Session:
         self._send = self._outgoing.send
         self._credits_returned = self._outgoing.credits_returned
         self._intake = Intake(self, self._credits_returned)
-        self.wire: Any = self._make_wire()
+        self.wire = self._make_wire()
         """The native part, which writes and reads plain frames."""
         self._outgoing.wire = self.wire
         self.caught_up()
@@ -180,7 +180,7 @@ class Session:
         self._flush_now = connection.flush
         self._counters = hub.counters
 
-    def _make_wire(self) -> Any:
+    def _make_wire(self) -> hot.Wire:
         hub, connection = self.hub, self.connection
         writes_references = connection.export is None and hub.checker is None
         callbacks = Callbacks(
@@ -222,8 +222,7 @@ class Session:
     @property
     def sent(self) -> int:
         """A value that changes with every call that is sent."""
-        number: int = self.wire.sent
-        return number
+        return self.wire.sent
 
     @property
     def is_read(self) -> bool:

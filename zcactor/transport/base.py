@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import TypeAlias
 
+    from zcactor.native import hot
     from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.os_process import OsProcess
 
@@ -138,7 +139,7 @@ class Connection(Protocol):
         """Whether the peer is known to have ended the connection, although its last frames may not be read yet. Any
         thread may ask."""
 
-    native_out: Any
+    native_out: hot.SendBuffer
     """The native send buffer, which takes whole frames without `reserve`."""
     rejected: abc.Mapping[str, str]
     """Transports that were tried for this peer and failed, each with the reason."""

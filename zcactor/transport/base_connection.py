@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zcactor.native import hot
     from zcactor.transport.base import Flow, Receiver, RemoteRegion
     from zcactor.transport.os_process import OsProcess
 
@@ -32,7 +33,7 @@ class BaseConnection(ABC):
 
     reader: OsProcess | None = None
     """See `zcactor.transport.base.Connection`. None unless a subclass sets it: the peer does not map our arena."""
-    native_out: Any
+    native_out: hot.SendBuffer
     """See `zcactor.transport.base.Connection`."""
     fetch_extents: Any = None
     """See `zcactor.transport.base.Connection`. None unless a subclass leads to a process of this host."""

@@ -511,7 +511,7 @@ class TestNativeSendBuffer:
                 buffer.close("it is closed")
                 return encrypt(*arguments)
 
-            buffer = hot.SendBuffer(100, ends[0].fileno(), None, closing, *rest)
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, closing, *rest)  # type: ignore[arg-type]
             put(buffer, b"dropped")
             assert buffer.flush() is False
             taken = Taken(near)
@@ -529,7 +529,7 @@ class TestNativeSendBuffer:
                     buffer.flush()
                 return encrypt(*arguments)
 
-            buffer = hot.SendBuffer(100, ends[0].fileno(), None, writing, *rest)
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, writing, *rest)  # type: ignore[arg-type]
             put(buffer, b"first")
             assert buffer.flush() is False
             taken = Taken(near)
@@ -573,7 +573,7 @@ class TestNativeSendBuffer:
             raise MemoryError
 
         for encrypt, error in ((failing, MemoryError), (lambda *_: "text", TypeError)):
-            buffer = hot.SendBuffer(100, ends[0].fileno(), None, encrypt, *Sealer(ONE).hand_over()[1:])
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, encrypt, *Sealer(ONE).hand_over()[1:])  # type: ignore[arg-type]
             put(buffer, b"lost")
             with pytest.raises(error):
                 buffer.flush()
@@ -659,7 +659,7 @@ class TestNativeSendBuffer:
                 hot.Reader(ends[0].fileno(), 1 << 16, 1000, None, print, print, *wrong)
             if len(wrong) == 4:
                 with pytest.raises(TypeError):
-                    hot.Reader(ends[0].fileno(), 1 << 16, 1000, None, print, print, *wrong, InvalidTag)
+                    hot.Reader(ends[0].fileno(), 1 << 16, 1000, None, print, print, *wrong, InvalidTag)  # type: ignore[call-arg]
 
 
 @pytest.mark.usefixtures("cipher")
@@ -770,7 +770,7 @@ class TestNativeReader:
             at += size
         assert b"".join(frames) == stream
         with pytest.raises(TypeError, match="bytes are needed, not bytearray"):
-            reader.feed(bytearray(stream))
+            reader.feed(bytearray(stream))  # type: ignore[arg-type]
         reader.close()
         assert not reader.feed(stream)
 

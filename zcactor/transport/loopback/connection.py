@@ -12,7 +12,7 @@ import ctypes
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -98,10 +98,10 @@ class LoopbackConnection(BaseConnection):
         self._faults = faults
         self._rng = rng
         self._frames_sent = 0
-        self._out: Any = Slots(self.max_frame + LENGTH_PREFIX, self._take).buffer
+        self._out = Slots(self.max_frame + LENGTH_PREFIX, self._take).buffer
         self.native_out = self._out
-        self.reserve: Callable[[int], tuple[bytearray, int]] = self._out.reserve
-        self.commit: Callable[[int], None] = self._out.commit
+        self.reserve = self._out.reserve
+        self.commit = self._out.commit
         self._wire: deque[bytes] = deque()  # flushed, but not sent yet
         self._incoming: deque[tuple[bytes | ConnectionLost, int]] = deque()  # a batch or the end, and the turns to wait
         self._pumping = False

@@ -22,7 +22,7 @@ import os
 import select
 import termios
 import threading
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
@@ -44,14 +44,6 @@ gains nothing."""
 LAST_READS: Final = 64
 """Reads after sending has failed, for frames that the peer sent before. Bounded, because a peer that
 closed only its reading side could go on sending for ever."""
-
-
-class _Reserve(Protocol):
-    def __call__(self, nbytes: int) -> tuple[bytearray, int]: ...
-
-
-class _Commit(Protocol):
-    def __call__(self, nbytes: int) -> None: ...
 
 
 class StreamConnection(BaseConnection):
@@ -88,13 +80,13 @@ class StreamConnection(BaseConnection):
         self._hangup.register(self._fd, select.EPOLLRDHUP)
         self._hangup_lock = threading.Lock()  # other threads ask, while the loop's closes
         self._sealed = sock if isinstance(sock, SealedSocket) else None
-        self._out: Any = self._make_buffer()
+        self._out = self._make_buffer()
         self.native_out = self._out
         # Bound here, because the rpc layer calls them for each frame: this saves one call.
-        self.reserve: _Reserve = self._out.reserve
-        self.commit: _Commit = self._out.commit
+        self.reserve = self._out.reserve
+        self.commit = self._out.commit
         self._flush_out = self._out.flush
-        self._reader: Any = None  # while the connection is open
+        self._reader: hot.Reader | None = None  # while the connection is open
         self._read: Callable[[], bool] = bool  # reads once; False where there was nothing, or the connection has ended
         self._thread = threading.get_ident()
         self._process = os.getpid()
@@ -238,15 +230,16 @@ class StreamConnection(BaseConnection):
 
     # ---- for subclasses
 
-    def _make_buffer(self) -> Any:
+    def _make_buffer(self) -> hot.SendBuffer:
         """Make the native send buffer. It writes to the descriptor itself."""
-        sealing = () if self._sealed is None else (None, *self._sealed.seals.sealer.hand_over())
-        return hot.SendBuffer(self.max_frame + LENGTH_PREFIX, self._fd, *sealing)
+        room = self.max_frame + LENGTH_PREFIX
+        if self._sealed is None:
+            return hot.SendBuffer(room, self._fd)
+        return hot.SendBuffer(room, self._fd, None, *self._sealed.seals.sealer.hand_over())
 
-    def _make_read(self, reader: Any) -> Callable[[], bool]:
+    def _make_read(self, reader: hot.Reader) -> Callable[[], bool]:
         """Make the function that reads once. The native reader reads from the descriptor itself."""
-        read: Callable[[], bool] = reader.readable
-        return read
+        return reader.readable
 
     async def _linger(self) -> None:
         """Wait until closing the socket loses no byte. Runs after the last byte was given to the system."""

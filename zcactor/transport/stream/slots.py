@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from zcactor.native import hot
 
@@ -39,7 +39,7 @@ class Slots:
         self._spare: memoryview | None = None
         self._waiting: deque[memoryview] = deque()  # the frames of earlier slots, which leave first
         self._closed = False
-        self.buffer: Any = hot.SendBuffer(max_reserve, -1, self)
+        self.buffer = hot.SendBuffer(max_reserve, -1, self)
         """The send buffer."""
         self.buffer.swap(self._slot, 0)
 

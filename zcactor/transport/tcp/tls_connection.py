@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.stream.slots import Slots
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from zcactor.native import hot
     from zcactor.transport.base import Receiver
 
 __all__ = ["TlsChannel", "TlsConnection"]
@@ -100,11 +101,11 @@ class TlsConnection(TcpConnection):
         """Always True; see `zcactor.transport.base.Connection`."""
         return True
 
-    def _make_buffer(self) -> Any:
+    def _make_buffer(self) -> hot.SendBuffer:
         self._slots = Slots(self.max_frame + LENGTH_PREFIX, self._sock.send)
         return self._slots.buffer
 
-    def _make_read(self, reader: Any) -> Callable[[], bool]:
+    def _make_read(self, reader: hot.Reader) -> Callable[[], bool]:
         self._feed: Callable[[bytes], bool] = reader.feed
         return self._read_on
 

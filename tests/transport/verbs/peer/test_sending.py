@@ -522,7 +522,7 @@ def test_a_flush_just_when_the_sender_finds_nothing_more_is_not_lost(sealed: boo
     bench = Bench(sealed=sealed)
     looked = Looked(bench.sender.native, lambda: send(bench.sender, [b"late"]))
     put(bench.sender, b"first")
-    bench.sender.native = looked
+    bench.sender.native = looked  # type: ignore[assignment]
     bench.sender.flush()
     assert bench.woken == 1
     bench.sender.pump()  # as after the wake-up

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from zcactor.native import hot
 from zcactor.transport.stream.record_layer import RECORD_NBYTES
@@ -87,7 +87,7 @@ class SlotSender:
         self._inline: list[int] = []  # slots of inline messages that are not posted yet
         self._last = _NONE  # kind of the next message without frames: CREDIT, or BYE behind all frames
         self._closed = False
-        self.native: Any = hot.SendBuffer(max_reserve, -1, self)
+        self.native = hot.SendBuffer(max_reserve, -1, self)
         """The writer, which encodes plain frames by itself."""
         self.reserve = self.native.reserve
         self.commit = self.native.commit
@@ -160,8 +160,7 @@ class SlotSender:
         else:
             view = self._buffers.pop() if self._buffers else memoryview(bytearray(self._room))
         self._slot, self._view = slot, view
-        end: int = self.native.swap(view, HEADER_NBYTES)
-        return end
+        return self.native.swap(view, HEADER_NBYTES)
 
     # ---- the loop's thread
 
