@@ -29,8 +29,8 @@ from zcactor.node.agent_main import Door
 from zcactor.node.worker_main import serve
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store
-from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
+from zcactor.process.head_outage import HeadGone
 from zcactor.process.place import Place
 
 if TYPE_CHECKING:
@@ -373,8 +373,8 @@ class Cluster:
         else:
             self.kill(loop, "it could not join")
             return
-        process.head.absence.joined(*joined)
-        process.system.on_head_ends = process.head.absence.give_up
+        process.head.outage.joined(*joined)
+        process.system.on_head_ends = process.head.outage.give_up
         process.connections.on_lost = HeadSearch(process, host.machine).session_lost
         watch = HeadWatch(process, process.system.known)
         process.system.on_heads = watch.told

@@ -177,9 +177,9 @@ class States:
             self._record.saw("a credit stall")
         if process.locations._coming:
             self._record.saw("bytes are on their way")
-        if process.parting is not None and process.parting._proposed:
+        if process.idle_reaper is not None and process.idle_reaper._proposed:
             self._record.saw("a connection is about to close")
-            if any(process.parting._proposed.values()):
+            if any(process.idle_reaper._proposed.values()):
                 self._record.saw("both ends propose to close")
 
     def of_process(self, process: Process) -> None:

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from tests.actors import Caller, Plain, Probe
-from zcactor.peers import unseen
+from zcactor.peers import unretrieved_errors
 from zcactor.process import context
 from zcactor.rpc.call import Call
 
@@ -212,12 +212,12 @@ async def test_an_unseen_failure_is_logged_once(
     actors: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, _, _ = actors
-    monkeypatch.setattr(unseen, "QUIET", 0.01)
+    monkeypatch.setattr(unretrieved_errors, "QUIET", 0.01)
 
     async def errors() -> list[str]:
         gc.collect()
         async with asyncio.timeout(20):
-            while context.current().unseen._noted or context.current().unseen._actors:
+            while context.current().unretrieved_errors._noted or context.current().unretrieved_errors._actors:
                 await asyncio.sleep(0)
         texts = [record.getMessage() for record in caplog.records]
         caplog.clear()

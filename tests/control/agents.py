@@ -10,8 +10,8 @@ from typing import Any
 from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId, new_process
-from zcactor.process.absence import Absence
 from zcactor.process.epochs import KnownEpoch
+from zcactor.process.head_outage import HeadOutage
 from zcactor.process.head_places import HeadPlaces
 from zcactor.workers.worker_table import WorkerRecord
 
@@ -54,7 +54,7 @@ class FakeProcess:
         self.tasks = SimpleNamespace(closing=False, start=self.start, begin=self.loop.create_task)
         self.system = SimpleNamespace(revive=None, known=KnownEpoch())
         self.requests = self.head = self
-        self.absence = Absence(self.loop, 20.0)
+        self.outage = HeadOutage(self.loop, 20.0)
         self.places, self.moving = HeadPlaces("head:1"), False
         self.begun: list[asyncio.Task[Any]] = []
         self._answer = answer

@@ -19,7 +19,7 @@ from zcactor.process.tasks import Tasks
 PATIENCE = 60.0
 
 
-class Absence:
+class HeadOutage:
     """The absence of a head, and the looks at it."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class World:
     def __init__(self) -> None:
         self.tasks = Tasks(asyncio.get_running_loop())
         self.places = HeadPlaces("a:1")
-        self.absence = Absence()
+        self.outage = HeadOutage()
         self.epoch = 1
         self.moving = False
         self.process = b"head"
@@ -134,11 +134,11 @@ async def test_a_head_that_is_lost_is_not_asked_while_it_is_sought() -> None:
     world.leader = "b:1"
     world.watch.told(["a:1"])
     await until_asked(world, 1)
-    world.absence.is_away = True
+    world.outage.is_away = True
     world.asked.clear()
     for _ in range(3):
-        world.absence.looked.clear()
-        await world.absence.looked.wait()
+        world.outage.looked.clear()
+        await world.outage.looked.wait()
     assert not world.asked.is_set()
     assert not world.closed.is_set()
     world.tasks.cancel()
@@ -173,16 +173,16 @@ async def test_a_head_that_is_back_is_asked_at_once(monkeypatch: pytest.MonkeyPa
     world.answers = [ConnectionLost("it has ended", False)]
     world.watch.told(["a:1"])
     await until_asked(world, 1)
-    world.absence.is_away = True
+    world.outage.is_away = True
     for _ in range(3):
-        world.absence.looked.clear()
-        await world.absence.looked.wait()
+        world.outage.looked.clear()
+        await world.outage.looked.wait()
     monkeypatch.setattr(head_watch, "_EACH", 10 * PATIENCE)
     for _ in range(3):
-        world.absence.looked.clear()
-        await asyncio.wait_for(world.absence.looked.wait(), PATIENCE)
+        world.outage.looked.clear()
+        await asyncio.wait_for(world.outage.looked.wait(), PATIENCE)
     world.answers = [(2, 0.0)]
-    world.absence.is_away = False
+    world.outage.is_away = False
     await until_asked(world, 1)
     world.tasks.cancel()
 
@@ -201,7 +201,7 @@ async def test_a_head_that_is_back_is_asked_at_once(monkeypatch: pytest.MonkeyPa
 async def test_a_head_that_says_that_it_leads(place: str, epoch: int, away: bool, ours: int, goes: bool) -> None:
     world = World()
     world.epoch = ours
-    world.absence.is_away = away
+    world.outage.is_away = away
     world.watch.summoned(place, epoch)
     assert world.places.current == (place if epoch > ours else "a:1")
     await world.tasks.settled(PATIENCE)

@@ -27,7 +27,7 @@ from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX, RELAYED
 from zcactor.peers.losses import silence_before
-from zcactor.process import absence
+from zcactor.process import head_outage
 from zcactor.process.epochs import Deposed
 from zcactor.rpc.parts import Part
 
@@ -329,7 +329,7 @@ class Away(Bench):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(self._told)
-        monkeypatch.setattr(absence, "_FIRST_PAUSE", 0.0)
+        monkeypatch.setattr(head_outage, "_FIRST_PAUSE", 0.0)
         self.patience = 20.0
         self.returning: Any = ConnectionLost("refused")
         self.tried = asyncio.Event()
@@ -364,12 +364,12 @@ async def test_a_node_returns_to_a_head_that_is_back(
     monkeypatch.setattr(FakeSession, "release", lambda _, each: released.append(100 + each), raising=False)
     await bench.join_and_lose()
     seeking = bench.member._seeking
-    assert bench.process.absence.going_on, "from this moment on, requests wait"
+    assert bench.process.outage.going_on, "from this moment on, requests wait"
     async with asyncio.timeout(20):
         await bench.tried.wait()
         bench.returning = [51]
         assert seeking is not None
-        await bench.process.absence.end()
+        await bench.process.outage.end()
         await seeking
     workers = [(WORKER, 7, "w@host:1", "Shard", DRIVER, False), (OTHER, 0, "", "Late", DRIVER, True)]
     assert bench.told[-1] == ("return_node", {"host": "n"}, {"CPU": 1.0}, workers, [51, 52])
@@ -434,7 +434,7 @@ async def test_a_node_goes_on_as_long_as_its_head_says(
     monkeypatch.setattr(node_agent, "boot_clock", lambda: now[0])
     monkeypatch.setattr(node_agent, "_LOOK", 0.0)
     bench = Bench()
-    bench.process.absence.joined(6.0, "etcd://host:1")
+    bench.process.outage.joined(6.0, "etcd://host:1")
     await bench.member.serves(2)
     bench.member._heard(2, 100.0, 0.0)
     now[0] = 105.9
@@ -492,7 +492,7 @@ async def test_a_node_without_a_head_leaves_at_once(away: bool) -> None:
     if away:
         bench.process._answer = _joined
         await bench.member.join({}, {})
-        bench.process.absence.begin()
+        bench.process.outage.begin()
     async with asyncio.timeout(20):
         await bench.member.leave(5.0)
         await bench.member.finished

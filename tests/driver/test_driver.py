@@ -22,7 +22,7 @@ from tests.driver.programs import Program
 from zcactor.config import Config, FurtherSettings
 from zcactor.driver import driver
 from zcactor.process import context
-from zcactor.process.absence import HeadGone
+from zcactor.process.head_outage import HeadGone
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""

@@ -9,8 +9,8 @@ from typing import Any
 from zcactor.api.handle import ActorHold
 from zcactor.driver.head_search import HeadSearch
 from zcactor.errors import ConnectionLost
-from zcactor.process.absence import Absence
 from zcactor.process.epochs import KnownEpoch
+from zcactor.process.head_outage import HeadOutage
 
 PATIENCE = 20.0
 HEAD = b"h" * 16
@@ -28,9 +28,9 @@ class Scene:
         self.hold = ActorHold(HEAD, 1, None)
         remotes = {b"a": SimpleNamespace(hold=self.hold), b"b": SimpleNamespace(hold=None)}
         self.sessions = SimpleNamespace(head=HEAD, used={}, remotes=remotes, living=lambda _: True)
-        self.absence: Any = Absence(loop, PATIENCE)
-        self.absence.joined(patience, "log")
-        head = SimpleNamespace(absence=self.absence, rejoin=self._rejoin)
+        self.outage: Any = HeadOutage(loop, PATIENCE)
+        self.outage.joined(patience, "log")
+        head = SimpleNamespace(outage=self.outage, rejoin=self._rejoin)
         tasks = SimpleNamespace(closing=False, begin=self._begin)
         system = SimpleNamespace(known=KnownEpoch())
         system.known.check(3)
@@ -58,13 +58,13 @@ async def test_the_actors_are_leased_anew() -> None:
     scene.answers += [ConnectionLost("not yet"), [1, 2]]
     scene.lose()
     scene.lose()
-    assert scene.absence.going_on
+    assert scene.outage.going_on
     async with asyncio.timeout(PATIENCE):
         (searching,) = scene.tasks
         await searching
     assert scene.asked == [(3, "return_driver", "here", "machine", [1])] * 2
     assert scene.released == [2], "the program has dropped that one meanwhile"
-    assert not scene.absence.going_on
+    assert not scene.outage.going_on
     scene.hold.release()
     assert scene.released == [2, 1]
 
@@ -77,4 +77,4 @@ async def test_a_head_that_does_not_come_back_is_not_looked_for() -> None:
     other.sessions.used[HEAD] = object()  # another connection to it
     other.lose()
     assert not scene.tasks and not other.tasks
-    assert not other.absence.going_on
+    assert not other.outage.going_on

@@ -80,8 +80,8 @@ async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.Monke
     async def ask_of(*_: object) -> None:
         answer = answers.pop(0)
         if isinstance(answer, zc.ConnectionLost | zc.ObjectLost):
-            link.absence.begin()
-            asyncio.get_running_loop().call_soon(link.absence._over.set)
+            link.outage.begin()
+            asyncio.get_running_loop().call_soon(link.outage._over.set)
         raise answer
 
     async def on_loop(make: Any) -> None:
@@ -98,7 +98,7 @@ async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.Monke
     answers += [zc.NoSuchActor("it is unknown")]
     with pytest.raises(zc.NoSuchActor):
         await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16))
-    link.absence.joined(6.0, "log")
+    link.outage.joined(6.0, "log")
     answers += [zc.NoSuchActor("it is unknown")]
     assert await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16)) is None, "an earlier head may have ended it"
 
@@ -134,8 +134,8 @@ async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
         assert (method, object_id) == ("lease", 51)
         answer = answers.pop(0)
         if isinstance(answer, zc.ConnectionLost):
-            link.absence.begin()
-            asyncio.get_running_loop().call_soon(link.absence._over.set)
+            link.outage.begin()
+            asyncio.get_running_loop().call_soon(link.outage._over.set)
             raise answer
         return answer
 
@@ -148,7 +148,7 @@ async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
     assert release is not None and not answers
     release()
     assert released == [51]
-    link.absence._since = None
+    link.outage._since = None
 
     async def gone(*_: Any) -> Any:
         raise zc.ConnectionLost("gone for good")
@@ -340,7 +340,7 @@ async def test_what_a_deposed_head_refuses_is_asked_of_the_next(monkeypatch: pyt
     with pytest.raises(zc.ConnectionLost, match="decides no more"):  # nobody leads after a head without a log
         link._timeout, asked[:] = 0.0, []
         await HeadLink.ask_agent(link, "reserve")
-    link.absence.joined(6.0, "log")
+    link.outage.joined(6.0, "log")
     link._sessions.used[link.process] = sessions[0]
     asked.clear()
     if leaves:
@@ -356,8 +356,8 @@ async def test_all_waits_of_a_request_in_a_row_have_one_deadline(monkeypatch: py
     """A head that does not stay, again and again, does not make a request wait again."""
     link = Link(None)
     link._timeout = PATIENCE
-    link.absence._timeout = PATIENCE
-    link.absence.joined(6.0, "log")
+    link.outage._timeout = PATIENCE
+    link.outage.joined(6.0, "log")
     ends: list[float] = []
 
     async def end(until: float) -> None:
@@ -371,10 +371,10 @@ async def test_all_waits_of_a_request_in_a_row_have_one_deadline(monkeypatch: py
     async def on_loop(make: Any) -> None:
         await make()
 
-    monkeypatch.setattr(link.absence, "end", end)
+    monkeypatch.setattr(link.outage, "end", end)
     link._connections = SimpleNamespace(connect=connect)  # type: ignore[assignment]
     link._tasks.on_loop = on_loop  # type: ignore[method-assign, assignment]
-    link.absence.begin()
+    link.outage.begin()
     for ask in (lambda: HeadLink.ask_agent(link, "reserve"), lambda: link.hold_actor(51)):
         ends.clear()
         with pytest.raises(zc.HeadUnavailable):
@@ -395,7 +395,7 @@ async def test_a_report_of_an_earlier_term_is_not_asked_again() -> None:
 
     link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
     link._sessions.used[link.process] = session
-    link.absence.joined(6.0, "log")
+    link.outage.joined(6.0, "log")
     link._timeout = PATIENCE
     with pytest.raises(Deposed):
         await HeadLink.ask_members(link, "worker_ended", 1)

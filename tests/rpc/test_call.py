@@ -23,7 +23,7 @@ def new_call() -> Call:
 def unseen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Call]]:
     """Calls that were reported as failed without a waiter."""
     calls: list[Call] = []
-    monkeypatch.setattr(Call, "unseen", staticmethod(calls.append))
+    monkeypatch.setattr(Call, "unretrieved_errors", staticmethod(calls.append))
     yield calls
 
 

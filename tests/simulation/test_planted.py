@@ -24,7 +24,7 @@ from zcactor.objects.promises import Promises
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.connections import Connections
-from zcactor.peers.twins import Twins
+from zcactor.peers.simultaneous_open import SimultaneousOpens
 from zcactor.rpc.call import Call
 from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.session import Session
@@ -278,7 +278,7 @@ def discarded_actor_lives_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def second_connection_stays(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Twins, "settle", lambda *_: None)
+    patch.setattr(SimultaneousOpens, "settle", lambda *_: None)
 
 
 @pytest.mark.filterwarnings(

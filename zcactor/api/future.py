@@ -166,7 +166,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         call = self._call
         call.refs -= 1
         if call.refs == 0 and call.state is _DONE and not call.retrieved:
-            _note_unseen(call)
+            _note_unretrieved(call)
 
     def __repr__(self) -> str:
         call = self._call
@@ -387,11 +387,11 @@ def _status_error(call: Call) -> BaseException:
     return ActorDied(actor, "its process does not know it any more", False)
 
 
-def _note_unseen(call: Call) -> None:
+def _note_unretrieved(call: Call) -> None:
     call.retrieved = True
     process = current_or_none()
     if process is not None:
-        process.unseen.note(call)
+        process.unretrieved_errors.note(call)
 
 
 def failure_of(call: Call) -> BaseException | None:
@@ -405,7 +405,7 @@ def failure_of(call: Call) -> BaseException | None:
     return None if issubclass(type(error), asyncio.CancelledError) else error
 
 
-Call.unseen = staticmethod(_note_unseen)
+Call.unretrieved_errors = staticmethod(_note_unretrieved)
 
 
 def put(value: T) -> ObjectRef[T]:

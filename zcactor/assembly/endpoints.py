@@ -143,7 +143,7 @@ def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_addres
 
     endpoint.find_by(find)
     if isinstance(endpoint, SelectingEndpoint):
-        endpoint.is_urgent = lambda address: address.rpartition("@")[2] in head.places and head.absence.going_on
+        endpoint.is_urgent = lambda address: address.rpartition("@")[2] in head.places and head.outage.going_on
         endpoint.elsewhere = lambda name: f"{own}@{head.places.current}" if name == own and head.places.told else ""
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.ref import Region
     from zcactor.objectstore.store import Block, Store
     from zcactor.peers.connections import Connections
-    from zcactor.peers.twins import Twins
+    from zcactor.peers.simultaneous_open import SimultaneousOpens
     from zcactor.rpc.call import Call
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.messages import Hello
@@ -90,7 +90,7 @@ class ProcessHub:
 
     def use(
         self, resolver: Resolver, promises: Promises, pushes: Pushes, connections: Connections, adoptions: Adoptions,
-        twins: Twins,
+        simultaneous_opens: SimultaneousOpens,
     ) -> None:  # fmt: skip
         """Answer by these parts, before the first session begins."""
         self.import_region, self.read_result = resolver.import_region, promises.read_result
@@ -100,7 +100,7 @@ class ProcessHub:
         self.push_coming, self.argument_received = expectations.coming, expectations.argument
         self.takers = expectations.takers
         self.session_lost, self.adoptions = connections.session_lost, adoptions
-        self.greeted = twins.greeted
+        self.greeted = simultaneous_opens.greeted
 
     def hello(self) -> Hello:
         """See `zcactor.rpc.hub.Hub`, as for all methods here."""

@@ -37,12 +37,12 @@ from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.placement import Placements
 from zcactor.observe.stats import Stats, stats_of
 from zcactor.peers.connections import Connections
+from zcactor.peers.failure_detector import FailureDetector
 from zcactor.peers.head_link import MEMBERSHIP_INDEX, HeadLink
-from zcactor.peers.parting import Parting
+from zcactor.peers.idle_reaper import IdleReaper
 from zcactor.peers.requests import SYSTEM_INDEX, Requests
-from zcactor.peers.twins import Twins
-from zcactor.peers.unseen import Unseen
-from zcactor.peers.vigil import Vigil
+from zcactor.peers.simultaneous_open import SimultaneousOpens
+from zcactor.peers.unretrieved_errors import UnretrievedErrors
 from zcactor.process.broken import BrokenParts
 from zcactor.process.place import Place
 from zcactor.process.places import Places
@@ -98,17 +98,18 @@ class Process:
         self.registrar: Registrar | None = None
         """The registration of memory with the network card ahead of need, once a peer is reached by RDMA."""
         self.tasks, self.threads = Tasks(loop), Threads("shared actors")
-        self.unseen, self.hosts = Unseen(loop, failure_of), Hosts(self)
+        self.unretrieved_errors, self.hosts = UnretrievedErrors(loop, failure_of), Hosts(self)
         hello = Hello(PROTOCOL_VERSION, process, self.place.pid, self.place.host, sys.version.split()[0], role)
         self.hub = ProcessHub(hello, store, self.counters, self.marshaller, self.hosts, self.checker)
         self.sessions = Sessions(process, head=process if role == "agent" else b"")
         self.places = Places(process, lambda: self.address)
         system = system_interface()
         self.requests = Requests(process, self.marshaller, self.tasks, system)
-        self.twins = Twins(self.sessions, self.tasks, self.requests)
+        self.simultaneous_opens = SimultaneousOpens(self.sessions, self.tasks, self.requests)
         self.connections = Connections(
-            self.hub, self.sessions, self.twins, self.places, self.tasks, endpoint, store, config, self.place.pid
-        )
+            self.hub, self.sessions, self.simultaneous_opens, self.places, self.tasks, endpoint, store, config,
+            self.place.pid,
+        )  # fmt: skip
         self.head = HeadLink(
             self.sessions, self.connections, self.requests, self.tasks, config.head_timeout, interfaces.of_head,
             interfaces.of_membership, interfaces.of_node,
@@ -128,22 +129,26 @@ class Process:
         )
         self.adoptions = Adoptions(self.tasks, self.connections, self.requests, store, self.copies, self.locations)
         self.groups, self.graphs = GroupEntrance(self, self.hosts), GraphEntrance(self, self.hosts)
-        self.vigil: Vigil | None = None  # notices silent peers on other hosts; agents notice each other
-        self.parting: Parting | None = None  # closes idle connections; an agent keeps its own
-        self.hub.use(self.resolver, self.promises, self.pushes, self.connections, self.adoptions, self.twins)
+        # notices silent peers on other hosts; agents notice each other
+        self.failure_detector: FailureDetector | None = None
+        self.idle_reaper: IdleReaper | None = None  # closes idle connections; an agent keeps its own
+        self.hub.use(
+            self.resolver, self.promises, self.pushes, self.connections, self.adoptions,
+            self.simultaneous_opens,
+        )  # fmt: skip
         self.connections.on_opened += [self._opened, self.adoptions.met]
         self.connections.on_left += [self._left, self.groups.session_left, self.graphs.session_left]
         if role != "agent":
-            self.vigil = Vigil(self.sessions, self.tasks, self.requests, self.head)
-            self.connections.on_opened.append(self.vigil.begun)
-            self.parting = Parting(self.sessions, self.tasks, self.requests, self.twins, config)
+            self.failure_detector = FailureDetector(self.sessions, self.tasks, self.requests, self.head)
+            self.connections.on_opened.append(self.failure_detector.begun)
+            self.idle_reaper = IdleReaper(self.sessions, self.tasks, self.requests, self.simultaneous_opens, config)
         if config.warn_after:
             hosts, last = self.hosts, self.last_system_index
             hosts.watchdog = Watchdog(hosts.by_index, self.sessions, self.counters, self.tasks, last, config.warn_after)
         self.system = SystemActor(
             self.place.pid, store, self.sessions, self.promises, self.succession, self.adoptions, self.origins,
-            self.twins, self.parting, self.groups, self.graphs, self.stats, self.resolver.devices, self.copies,
-            self.head,
+            self.simultaneous_opens, self.idle_reaper, self.groups, self.graphs, self.stats, self.resolver.devices,
+            self.copies, self.head,
         )  # fmt: skip
         self.hosts.add(SYSTEM_INDEX, SystemActor, "system", interface=system).adopt(self.system)
 
@@ -176,7 +181,7 @@ class Process:
 
     async def close(self) -> None:
         """Close every connection and stop listening. Idempotent."""
-        self.unseen.close()
+        self.unretrieved_errors.close()
         self.tasks.closing = True
         self.tasks.cancel()
         await self.endpoint.aclose()
@@ -188,7 +193,8 @@ class Process:
         await self.tasks.settled(1.0)
         self.adoptions.close()
         devices, expectations = self.resolver.devices, self.pushes.expectations
-        for part in (self.groups, self.graphs, expectations, self.parting, self.vigil, self.registrar, devices):
+        parts = self.groups, self.graphs, expectations, self.idle_reaper, self.failure_detector, self.registrar, devices
+        for part in parts:
             if part is not None:
                 part.close()
         self.endpoint.dispose()

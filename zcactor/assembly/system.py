@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from zcactor.objectstore.store import Store
     from zcactor.observe.stats import Stats
     from zcactor.peers.head_link import HeadLink
-    from zcactor.peers.parting import Parting
-    from zcactor.peers.twins import Twins
+    from zcactor.peers.idle_reaper import IdleReaper
+    from zcactor.peers.simultaneous_open import SimultaneousOpens
     from zcactor.process.sessions import Sessions
 
 __all__ = ["SystemActor", "system_interface"]
@@ -68,7 +68,7 @@ class SystemActor:
         succession: hands values over at the end of the process, and takes over those of others.
         adoptions: the objects that the process has adopted.
         origins: the places of copies of its objects.
-        twins, parting: agree to close connections; without `parting` idle connections stay open.
+        simultaneous_opens, idle_reaper: agree to close connections; without `idle_reaper` idle connections stay open.
         groups: returns the groups that actors of the process are members of.
         graphs: returns the graphs that the process has a share of.
         stats: returns the figures of the process.
@@ -79,8 +79,9 @@ class SystemActor:
 
     def __init__(
         self, pid: int, store: Store, sessions: Sessions, promises: Promises, succession: Succession,
-        adoptions: Adoptions, origins: BroadcastDirectory, twins: Twins, parting: Parting | None,
-        groups: Callable[[], Groups], graphs: Callable[[], Graphs], stats: Callable[[], Stats], devices: DeviceReach,
+        adoptions: Adoptions, origins: BroadcastDirectory, simultaneous_opens: SimultaneousOpens,
+        idle_reaper: IdleReaper | None, groups: Callable[[], Groups], graphs: Callable[[], Graphs],
+        stats: Callable[[], Stats], devices: DeviceReach,
         copies: CopyCounter, head: HeadLink,
     ) -> None:  # fmt: skip
         self._pid = pid
@@ -90,8 +91,8 @@ class SystemActor:
         self._succession = succession
         self._adoptions = adoptions
         self._origins = origins
-        self._twins = twins
-        self._parting = parting
+        self._simultaneous_opens = simultaneous_opens
+        self._idle_reaper = idle_reaper
         self._groups = groups
         self._graphs = graphs
         self._stats = stats
@@ -246,12 +247,12 @@ class SystemActor:
 
     async def part(self) -> bool:
         """Whether the caller may close its connection to us, which this process does not need either."""
-        parting = self._parting
-        return parting is not None and parting.close_if_idle(current_call.get().session)
+        idle_reaper = self._idle_reaper
+        return idle_reaper is not None and idle_reaper.close_if_idle(current_call.get().session)
 
     async def retire(self) -> bool:
         """Whether the caller may close this connection, beside which another one is open."""
-        return self._twins.agree(current_call.get().session)
+        return self._simultaneous_opens.agree(current_call.get().session)
 
     async def fetch(self, object_id: int) -> Packed:
         """The outcome of a promise of ours, still packed, once it is known."""

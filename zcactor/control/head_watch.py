@@ -87,7 +87,7 @@ class HeadWatch:
         head whose term is over is not taken."""
         head = self._head
         session = self._process.sessions.used.get(head.process)
-        stays = session is not None and not head.absence.going_on
+        stays = session is not None and not head.outage.going_on
         if epoch < self._known.epoch or (stays and (place == head.places.current or epoch <= head.epoch)):
             return
         head.places.called(place)
@@ -98,7 +98,7 @@ class HeadWatch:
         pause, silent = _EACH, False
         while True:
             await asyncio.sleep(pause)
-            if self._head.absence.going_on:
+            if self._head.outage.going_on:
                 pause, silent = _LOOK, False
                 continue
             if silent:

@@ -26,8 +26,8 @@ from zcactor.logs import logger
 from zcactor.objects.locations import LostPart
 from zcactor.peers.head_link import AGENT_INDEX, RELAYED
 from zcactor.peers.losses import silence_before
-from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
+from zcactor.process.head_outage import HeadGone
 from zcactor.workers.output import Printers
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class NodeAgent:
             if self._process.sessions.living(head.process) is not None:
                 raise
             raise HeadGone(str(error.args[0]), False) from error
-        head.absence.joined(*answer)
+        head.outage.joined(*answer)
         self._joined = facts, resources
 
     async def run_over(self, epoch: int, status: int, text: str) -> None:
@@ -281,7 +281,7 @@ class NodeAgent:
             return
         self._leaving = True
         head = self._process.head
-        if self._joined is not None and not head.absence.going_on:
+        if self._joined is not None and not head.outage.going_on:
             try:
                 async with asyncio.timeout(grace + _LAST_MOVES):
                     told = await head.ask_members("drain", self._process.process.hex(), grace, False)
@@ -337,7 +337,7 @@ class NodeAgent:
             worker.kill()
 
     def _head_lost(self, session: Session) -> None:
-        patience = self._process.head.absence.patience
+        patience = self._process.head.outage.patience
         silence = 0.0 if self._process.head.moving else silence_before(session.closed)
         patience = max(patience - silence, 0.0)  # the head's fence begins with the silence
         if self._ending is not None or not patience:
@@ -346,12 +346,12 @@ class NodeAgent:
             self._process.tasks.start(self.end_itself(0.0))
         elif self._seeking is None or self._seeking.done():
             logger.warning("the cluster's head is lost (%s); looking for it for %g s", session.closed, patience)
-            self._process.head.absence.begin(silence)
+            self._process.head.outage.begin(silence)
             self._seeking = self._process.tasks.begin(self._seek(patience))
 
     def _heard(self, epoch: int, asked: float, age: float | None) -> None:
         if self._allegiance is None:
-            self._allegiance = Allegiance(self._process.head.absence.patience, asked)
+            self._allegiance = Allegiance(self._process.head.outage.patience, asked)
             self._process.tasks.start(self._end_in_time(self._allegiance))
         self._allegiance.epoch = self._known.epoch
         self._allegiance.heard(epoch, asked, age)
@@ -367,7 +367,7 @@ class NodeAgent:
     async def _seek(self, patience: float) -> None:
         """Look for the head, and end this node where it does not come back."""
         head = self._process.head
-        while await head.absence.seek(self._return, patience):
+        while await head.outage.seek(self._return, patience):
             if self._process.sessions.living(head.process) is not None:
                 logger.warning("the cluster's head is back")
                 return

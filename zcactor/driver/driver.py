@@ -40,8 +40,8 @@ from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
 from zcactor.options import check_can_be_sent
 from zcactor.process import context
-from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
+from zcactor.process.head_outage import HeadGone
 from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token
 from zcactor.transport.stream.probe import identify
@@ -377,8 +377,8 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool, pa
             raise
         undo.pop_all()
     search_here(search_path())
-    process.head.absence.joined(*joined)
-    process.system.on_head_ends = process.head.absence.give_up
+    process.head.outage.joined(*joined)
+    process.system.on_head_ends = process.head.outage.give_up
     process.connections.on_lost = HeadSearch(process, machine).session_lost
     return JoinedRuntime(config, process, directory, address)
 

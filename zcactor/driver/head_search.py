@@ -34,14 +34,14 @@ class HeadSearch:
         process = self._process
         sessions, tasks = process.sessions, process.tasks
         lost = session.peer_process == sessions.head and sessions.used.get(sessions.head) is None
-        patient = process.head.absence.patience > 0
+        patient = process.head.outage.patience > 0
         if lost and patient and not tasks.closing and (self._seeking is None or self._seeking.done()):
-            process.head.absence.begin(silence_before(session.closed))
+            process.head.outage.begin(silence_before(session.closed))
             self._seeking = tasks.begin(self._seek())
 
     async def _seek(self) -> None:
         process = self._process
-        while await process.head.absence.seek(self._return):
+        while await process.head.outage.seek(self._return):
             if process.sessions.living(process.sessions.head) is not None:
                 return
 

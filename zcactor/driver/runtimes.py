@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zcactor.control.drain import RESPONSE
 from zcactor.errors import ZcactorError
 from zcactor.logs import logger
-from zcactor.peers.unseen import ENDS
+from zcactor.peers.unretrieved_errors import ENDS
 from zcactor.process import context
 from zcactor.process.tasks import all_of
 from zcactor.rpc.messages import Status
@@ -87,7 +87,7 @@ class Runtime(ABC):
         done. A cancellation that is due at the beginning skips nothing, and is raised at the end.
         """
         process = self.process
-        process.unseen.begin_end()
+        process.unretrieved_errors.begin_end()
         process.tasks.closing = True  # actors end from here on, and the agent is asked for no cause
         grace = self.config.shutdown_timeout
         begun = list(self.unfinished())
@@ -107,7 +107,7 @@ class Runtime(ABC):
             ending.cancel()
             ending.add_done_callback(_note_failure)
             self.tell_unfinished(dict.fromkeys([*begun, *self.unfinished()]))
-            process.unseen.close()
+            process.unretrieved_errors.close()
             self._let_go()
             try:
                 await process.close()
@@ -163,7 +163,7 @@ class Runtime(ABC):
             if not call.known or issubclass(type(call.error), ENDS) or call.status in _NOT_RUN:
                 unrun[call.label] += 1
             elif not call.retrieved and not call.awaited and call.status == Status.ERROR:
-                self.process.unseen.note(call)
+                self.process.unretrieved_errors.note(call)
         if not unrun:
             return
         named = ", ".join(f"{label} x{count}" if count > 1 else label for label, count in unrun.most_common(_NAMED))

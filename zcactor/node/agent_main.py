@@ -391,8 +391,8 @@ async def _serve(
     from zcactor.objectstore.groups import within_limits
     from zcactor.objectstore.store import Store
     from zcactor.process import context
-    from zcactor.process.absence import HeadGone
     from zcactor.process.epochs import Deposed
+    from zcactor.process.head_outage import HeadGone
     from zcactor.transport.stream.probe import identify
 
     config = Config(**setup["config"])

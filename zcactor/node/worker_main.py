@@ -228,7 +228,7 @@ class Worker:
         """End the process: idle actors are closed first, and values are handed to their holders, within `grace`
         seconds."""
         until = time.monotonic() + grace
-        self.process.unseen.close()
+        self.process.unretrieved_errors.close()
         self.process.leaving = True
         idle = [
             self.process.loop.create_task(host.stop(grace * OF_AN_END))

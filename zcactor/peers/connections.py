@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
-    from zcactor.peers.twins import Twins
+    from zcactor.peers.simultaneous_open import SimultaneousOpens
     from zcactor.process.places import Places
     from zcactor.process.sessions import Sessions, StandIn
     from zcactor.process.tasks import Tasks
@@ -37,7 +37,7 @@ class Connections:
     Args:
         hub: the hub of the sessions.
         sessions: the table of sessions.
-        twins: settles which of two connections stays.
+        simultaneous_opens: settles which of two connections stays.
         places: the addresses of peers, as handles state them.
         tasks: the tasks of the process.
         endpoint: the endpoint that reaches peers.
@@ -47,8 +47,8 @@ class Connections:
     """
 
     def __init__(
-        self, hub: Hub, sessions: Sessions, twins: Twins, places: Places, tasks: Tasks, endpoint: Endpoint,
-        store: Store, config: Config, pid: int,
+        self, hub: Hub, sessions: Sessions, simultaneous_opens: SimultaneousOpens, places: Places, tasks: Tasks,
+        endpoint: Endpoint, store: Store, config: Config, pid: int,
     ) -> None:  # fmt: skip
         self.on_opened: list[Callable[[Session], None]] = []
         """Called with each session that has begun."""
@@ -62,7 +62,7 @@ class Connections:
         `zcactor.peers.head_link.HeadLink.call_back`."""
         self._hub = hub
         self._sessions = sessions
-        self._twins = twins
+        self._simultaneous_opens = simultaneous_opens
         self._places = places
         self._tasks = tasks
         self._endpoint = endpoint
@@ -76,10 +76,10 @@ class Connections:
         """Take a connection that a peer has opened."""
         session = self._start(connection, connection.peer.process)
         self._sessions.used.setdefault(session.peer_process, session)
-        self._twins.settle(session)
+        self._simultaneous_opens.settle(session)
 
     def _start(self, connection: Connection, opener: bytes) -> Session:
-        twin = self._twins.other(connection.peer.process, opener)
+        twin = self._simultaneous_opens.other(connection.peer.process, opener)
         session = Session(self._hub, connection, self._tasks.loop, opener=opener, twin=twin, number=next(self._numbers))
         self._sessions.add(session)
         session.start()
@@ -137,7 +137,7 @@ class Connections:
             session = self._start(connection, self._sessions.process)
         if session.twin is None:
             used[process] = session
-        self._twins.settle(session)
+        self._simultaneous_opens.settle(session)
         return used.setdefault(process, session)
 
     async def _reach(self, process: bytes) -> Connection:

@@ -21,8 +21,8 @@ from zcactor.errors import (
     ProtocolError,
     ZcactorError,
 )
-from zcactor.process.absence import Absence
 from zcactor.process.epochs import Deposed
+from zcactor.process.head_outage import HeadOutage
 from zcactor.process.head_places import HeadPlaces
 from zcactor.transport.stream.probe import Standby
 
@@ -89,7 +89,7 @@ class HeadLink:
         self._requests = requests
         self._tasks = tasks
         self._timeout = timeout
-        self.absence = Absence(tasks.loop, timeout)
+        self.outage = HeadOutage(tasks.loop, timeout)
         self.places = HeadPlaces()
         """The places at which this process looks for the head, if that may be on another host."""
         self.identify: Callable[[str], Awaitable[Identity]] | None = None
@@ -151,18 +151,18 @@ class HeadLink:
         until: float | None = None  # for all waits in a row; the next one is new where a head has had the request long
         clock = self._tasks.loop.time
         while True:
-            if until is None and self.absence.going_on:
-                until = self.absence.deadline(for_call=for_call)
+            if until is None and self.outage.going_on:
+                until = self.outage.deadline(for_call=for_call)
             asked = math.inf
             try:
                 session = await self._session(until)
                 asked = clock()
                 return await self._requests.ask_of(session, index, interface(), method, args)
             except ConnectionLost:  # an answer of the head's own, where it is there
-                if not self.absence.going_on:
+                if not self.outage.going_on:
                     raise
             except ObjectLost as error:  # the bytes of a long answer are lost with a head, or with the connection to it
-                if not self.absence.going_on:
+                if not self.outage.going_on:
                     if session.closed is None:
                         raise
                     raise ConnectionLost(f"an answer of the head is lost: {error}", True) from error
@@ -170,12 +170,12 @@ class HeadLink:
                 # The head decides no more, and has done nothing; or it takes no report of an earlier term.
                 if index == MEMBERSHIP_INDEX:
                     raise
-                if not self.absence.patience:
+                if not self.outage.patience:
                     raise ConnectionLost(f"the head of this process decides no more: {error}", False) from error
-                until = self.absence.deadline(for_call=for_call) if until is None else until
+                until = self.outage.deadline(for_call=for_call) if until is None else until
                 await self._leave(session, until)
             except NoSuchActor:
-                if method in _ENDING and (repeated or self.absence.patience):
+                if method in _ENDING and (repeated or self.outage.patience):
                     return None  # it is dead: the head of before has ended it, and the one of now never knew it
                 raise
             repeated = True
@@ -190,23 +190,23 @@ class HeadLink:
         """
         clock = self._tasks.loop.time
         begun = clock()
-        while self._sessions.used.get(self._sessions.head) is session and not self.absence.going_on:
+        while self._sessions.used.get(self._sessions.head) is session and not self.outage.going_on:
             if clock() > until:
-                raise HeadUnavailable(self.absence.log, clock() - begun, "head")
+                raise HeadUnavailable(self.outage.log, clock() - begun, "head")
             await asyncio.sleep(_LOOK)
 
     async def _session(self, until: float | None = None) -> Session:
         """The connection to the head, once the head is there.
 
         Args:
-            until: see `zcactor.process.absence.Absence.end`.
+            until: see `zcactor.process.head_outage.HeadOutage.end`.
 
         Raises:
             ConnectionLost: the head has ended, and does not come back.
             HeadUnavailable: it was not back in time.
         """
-        if self.absence.going_on:
-            await self._tasks.on_loop(partial(self.absence.end, until))
+        if self.outage.going_on:
+            await self._tasks.on_loop(partial(self.outage.end, until))
         return await self._connections.connect(self._sessions.head)
 
     async def rejoin(self, known: int, method: str, *args: Any) -> tuple[Session, Any]:
@@ -308,13 +308,13 @@ class HeadLink:
     async def _lease(self, object_id: int) -> tuple[Session, Any]:
         until: float | None = None
         while True:
-            if until is None and self.absence.going_on:
-                until = self.absence.deadline()
+            if until is None and self.outage.going_on:
+                until = self.outage.deadline()
             try:
                 session = await self._session(until)
                 return session, await self._requests.ask(session, "lease", object_id)
             except ConnectionLost:
-                if not self.absence.going_on:
+                if not self.outage.going_on:
                     raise
 
     async def locate(self, actor_id: ActorId, *, calls_wait: bool = False) -> tuple[str, tuple[bytes, int], str]:
@@ -335,7 +335,7 @@ class HeadLink:
     async def call_back(self, process: bytes) -> bool:
         """Have the head ask `process`, to which this process cannot connect, to connect to this one. Returns whether it
         has done so: a program behind a firewall or an address translation can."""
-        if self.absence.going_on or process in (self._sessions.head, self._sessions.node):
+        if self.outage.going_on or process in (self._sessions.head, self._sessions.node):
             return False
         try:
             async with asyncio.timeout(_CALLED_BACK):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.ref import Region
     from zcactor.objectstore.store import Store
     from zcactor.observe.stats import Stats
-    from zcactor.process.absence import Absence
+    from zcactor.process.head_outage import HeadOutage
     from zcactor.process.head_places import HeadPlaces
     from zcactor.process.place import Place
     from zcactor.process.places import Places
@@ -83,7 +83,7 @@ class Asking(Protocol):
 class AskingHead(Protocol):
     """Requests to the head; see `zcactor.peers.head_link.HeadLink`."""
 
-    absence: Absence
+    outage: HeadOutage
     places: HeadPlaces
     epoch: int
     moving: bool
@@ -212,7 +212,7 @@ class LocalProcess(Protocol):
         """Function that returns the graphs of the process, a `zcactor.graphs.graphs.Graphs`."""
 
     @property
-    def unseen(self) -> Any:
+    def unretrieved_errors(self) -> Any:
         """Failures that nobody has retrieved."""
 
     @property

@@ -113,7 +113,7 @@ class Sessions:
 
     def leave(self, session: Session) -> None:
         """Stop using `session`, which may be closed by agreement. Until that is settled no other connection to its peer
-        is opened; a connection that was being opened before is its twin (`zcactor.peers.twins`)."""
+        is opened; a connection that was being opened before is its twin (`zcactor.peers.simultaneous_open`)."""
         peer = session.peer_process
         if self.used.get(peer) is session:
             del self.used[peer]

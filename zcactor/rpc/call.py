@@ -95,7 +95,7 @@ class Call:
     calls."""
     stream: Any = None
     """The `zcactor.rpc.stream.Stream` that items go to, for a generator method."""
-    unseen: ClassVar[Any] = staticmethod(lambda _: None)
+    unretrieved_errors: ClassVar[Any] = staticmethod(lambda _: None)
     """Called when the call has failed and nobody can await it any more."""
 
     def __init__(self, owner: bytes, loop: asyncio.AbstractEventLoop | None = None, thread: int = 0) -> None:
@@ -241,7 +241,7 @@ class Call:
             else:
                 self._wake_all(waiter)
         elif self.refs == 0 and self.callbacks is None and not self.retrieved and self.stream is None:
-            self.unseen(self)
+            self.unretrieved_errors(self)
         if self.resend is not None or self.fetch is not None:
             self.resend = self.fetch = None
         if self.callbacks is not None:

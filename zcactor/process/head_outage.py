@@ -1,4 +1,4 @@
-"""The absence of a cluster's head, as a process sees it that goes on without one, and its search for the head."""
+"""The outage of a cluster's head, as a process sees it that goes on without one, and its search for the head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zcactor.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["Absence", "HeadGone"]
+__all__ = ["HeadGone", "HeadOutage"]
 
 _FOR_CALLS: Final = 6.0
 """Seconds from a head's last sign of life for which calls wait for it, which have to find their actor. The rest of the
@@ -25,7 +25,7 @@ class HeadGone(ConnectionLost):
     """The head was gone before it had taken a process in."""
 
 
-class Absence:
+class HeadOutage:
     """The state of a process without its head. Used on the loop's thread.
 
     Args:
@@ -99,7 +99,7 @@ class Absence:
             patience: seconds after which the search ends; None for a search without end.
 
         Returns:
-            Whether the head has taken this process in again. Otherwise the absence goes on.
+            Whether the head has taken this process in again. Otherwise the outage goes on.
 
         Cancelling ends the search only.
         """

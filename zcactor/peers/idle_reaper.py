@@ -15,30 +15,33 @@ from zcactor.process.alarm import Alarm
 if TYPE_CHECKING:
     from zcactor.config import Config
     from zcactor.peers.requests import Requests
-    from zcactor.peers.twins import Twins
+    from zcactor.peers.simultaneous_open import SimultaneousOpens
     from zcactor.process.sessions import Sessions
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
 
-__all__ = ["Parting"]
+__all__ = ["IdleReaper"]
 
 
-class Parting:
+class IdleReaper:
     """Checks the connections from time to time. Used on the loop's thread.
 
     Args:
         sessions: the sessions of the process.
         tasks: the tasks of the process.
         requests: carry the proposals to peers.
-        twins: settles connections that peers have opened meanwhile.
+        simultaneous_opens: settles connections that peers have opened meanwhile.
         config: has `idle_timeout` and `verbs_idle_timeout`.
     """
 
-    def __init__(self, sessions: Sessions, tasks: Tasks, requests: Requests, twins: Twins, config: Config) -> None:
+    def __init__(
+        self, sessions: Sessions, tasks: Tasks, requests: Requests, simultaneous_opens: SimultaneousOpens,
+        config: Config,
+    ) -> None:  # fmt: skip
         self._sessions = sessions
         self._tasks = tasks
         self._requests = requests
-        self._twins = twins
+        self._simultaneous_opens = simultaneous_opens
         self._config = config
         self._seen: dict[Session, tuple[int, float]] = {}
         """Number of calls that had been sent by a session at the last check, and the time since when it has been the
@@ -126,7 +129,7 @@ class Parting:
                 self._proposed[session] = False  # we had agreed to the peer's first question
             else:
                 self._sessions.stay(session)
-            self._twins.settle(session)
+            self._simultaneous_opens.settle(session)
             return False
         if both:
             if self._sessions.process < session.peer_process:

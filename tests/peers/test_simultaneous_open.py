@@ -24,7 +24,7 @@ from zcactor.ids import new_actor
 from zcactor.interface import Interface
 from zcactor.objectstore.store import Store
 from zcactor.observe.stats import stats_of
-from zcactor.peers import twins
+from zcactor.peers import simultaneous_open
 from zcactor.process import context
 from zcactor.transport.loopback.connection import LoopbackFaults
 from zcactor.transport.loopback.endpoint import LoopbackEndpoint, LoopbackNetwork
@@ -132,7 +132,8 @@ async def calls_of(actor: RemoteActor, gap: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_thousand_times_with_drawn_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "_FIRST_LOOK", 0)  # the next look is in the loop's next turn, as all steps are here
+    # The next look is in the loop's next turn, as all steps are here.
+    monkeypatch.setattr(simultaneous_open, "_FIRST_LOOK", 0)
     for seed in range(500):  # on each of the loops
         drawn = random.Random(seed)
         async with asyncio.timeout(PATIENCE), Two(seed, turns=seed % 23, held=True) as two:
@@ -283,12 +284,12 @@ async def test_one_that_is_about_to_be_closed_for_idleness_has_a_twin_too(agreed
         assert two.connections() == [1, 2]
         await calls[0]
         (idle,) = first.sessions.all()
-        assert first.parting is not None
+        assert first.idle_reaper is not None
         if agreed:
             idle.parted = True
-            first.parting._leave(idle)
+            first.idle_reaper._leave(idle)
         else:
-            proposing = asyncio.ensure_future(first.parting._propose(idle))
+            proposing = asyncio.ensure_future(first.idle_reaper._propose(idle))
             await asyncio.sleep(0)
         assert first.sessions.is_leaving(idle) and not first.sessions.used
         first.connections.accepted(late[1])
@@ -301,7 +302,7 @@ async def test_one_that_is_about_to_be_closed_for_idleness_has_a_twin_too(agreed
         assert await _call(two.actors[1], "keep", array) == 10000.0
         if agreed:
             assert first.sessions.used[second.process] is accepted, "the peer may close the other"
-            assert not first.parting.close_if_idle(idle), "it asks again, and is refused"
+            assert not first.idle_reaper.close_if_idle(idle), "it asks again, and is refused"
         else:
             await proposing
         del array

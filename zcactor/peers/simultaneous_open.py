@@ -8,7 +8,7 @@ table, and either can release. The other connection is closed, by agreement, onc
 that is about to be closed for idleness can have a twin, too: then neither end closes it, because it is needed again.
 
 A connection that was lost at one end, as by a cut of the network, is open at the other end until that notices, and has
-no twin. Greetings tell the two cases apart: see `Twins.greeted`.
+no twin. Greetings tell the two cases apart: see `SimultaneousOpens.greeted`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
 
-__all__ = ["Twins"]
+__all__ = ["SimultaneousOpens"]
 
 _FIRST_LOOK, _LAST_LOOK = 0.01, 1.0
 """Seconds between two checks whether a connection can be closed, at first and at last: calls on it may run for long."""
 
 
-class Twins:
+class SimultaneousOpens:
     """The choice of one connection for each peer. Used on the loop's thread.
 
     Args:

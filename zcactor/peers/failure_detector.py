@@ -1,4 +1,4 @@
-"""The vigil: giving up silent peers on other hosts that owe an answer.
+"""The failure detector: giving up silent peers on other hosts that owe an answer.
 
 The kernel of a host whose processes are stopped (a paused virtual machine, a frozen control group) still confirms
 received data, so no connection ends. A silent peer that owes an answer is asked by a frame for a sign of life; if none
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
 
-__all__ = ["Vigil"]
+__all__ = ["FailureDetector"]
 
 PING_AFTER = 3.0
 """Seconds without a byte from a peer that owes an answer, after which it is asked for a sign of life."""
@@ -47,7 +47,7 @@ class _Silence:
         self.asking = False
 
 
-class Vigil:
+class FailureDetector:
     """Checks the connections to other hosts, once the first exists. Used on the loop's thread.
 
     Args:

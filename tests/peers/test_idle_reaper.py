@@ -12,21 +12,21 @@ import pytest
 import zcactor as zc
 from tests.assembly.test_process import PATIENCE, _call, _settled
 from tests.assembly.test_process_verbs import MIB, Pair
-from zcactor.peers.parting import Parting
+from zcactor.peers.idle_reaper import IdleReaper
 from zcactor.rpc.call import Call
 
 
-def age(parting: Parting) -> None:
+def age(idle_reaper: IdleReaper) -> None:
     """Make all records of activity old."""
-    parting._seen = {session: (sent, -math.inf) for session, (sent, _) in parting._seen.items()}
+    idle_reaper._seen = {session: (sent, -math.inf) for session, (sent, _) in idle_reaper._seen.items()}
 
 
-def look(parting: Parting | None, times: int = 2) -> None:
+def look(idle_reaper: IdleReaper | None, times: int = 2) -> None:
     """Look as a timer does, each time after the whole timeout; the first look only records the activity."""
-    assert parting is not None
+    assert idle_reaper is not None
     for _ in range(times):
-        age(parting)
-        parting.look()
+        age(idle_reaper)
+        idle_reaper.look()
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ async def test_a_connection_that_nobody_uses_is_closed_and_opened_again() -> Non
         owner.hosts.by_index[max(owner.hosts.by_index)].instance.kept = None
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         for process in (caller, owner):  # one end proposes, and the other has seen no frame sent either
-            look(process.parting)
+            look(process.idle_reaper)
         await _settled(lambda: (len(list(caller.sessions.all())), len(list(owner.sessions.all()))), (0, 0))
         assert actor.session is None, "the handle does not keep it"
         assert actor.location == place
@@ -53,14 +53,14 @@ async def test_a_connection_that_is_lost_just_when_both_agree(
     async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
         await _call(actor, "total", caller.store.empty(MIB))
         (session,) = caller.sessions.all()
-        assert caller.parting is not None
+        assert caller.idle_reaper is not None
 
         async def agreed(*_: object) -> bool:
             session.connection.abort()
             return True
 
         monkeypatch.setattr(caller.requests, "ask", agreed)
-        await caller.parting._propose(session)  # before the loop reports the end
+        await caller.idle_reaper._propose(session)  # before the loop reports the end
         await _settled(lambda: list(caller.sessions.all()), [])
         assert not caplog.records
 
@@ -70,7 +70,7 @@ async def test_a_peer_that_needs_the_connection_keeps_it() -> None:
         await _call(actor, "total", caller.store.empty(MIB))
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         (session,) = owner.sessions.all()
-        look(owner.parting)
+        look(owner.idle_reaper)
         await _settled(lambda: owner.sessions.used.get(caller.process) is session and not session.pending, True)
         assert caller.sessions.used and session.closed is None
         await _call(actor, "total", caller.store.empty(MIB))
@@ -81,8 +81,8 @@ async def test_both_at_once_lose_nothing() -> None:
         await _call(actor, "total", caller.store.empty(MIB))
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         for _ in range(3):
-            look(caller.parting)
-            look(owner.parting)
+            look(caller.idle_reaper)
+            look(owner.idle_reaper)
             await asyncio.sleep(0)
             assert (await _call(actor, "total", caller.store.empty(MIB)))[2] is True
 
@@ -95,7 +95,7 @@ async def test_of_two_that_propose_at_once_one_closes(first: int) -> None:
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         ends = [next(iter(process.sessions.all())) for process in (caller, owner)]
         for process in (caller, owner)[:: -1 if first else 1]:
-            look(process.parting)
+            look(process.idle_reaper)
         await _settled(lambda: (len(list(caller.sessions.all())), len(list(owner.sessions.all()))), (0, 0))
         assert not caller.sessions.used
         assert not owner.sessions.used
@@ -111,21 +111,21 @@ async def test_of_two_that_propose_at_once_neither_closes(monkeypatch: pytest.Mo
         await _call(actor, "total", caller.store.empty(MIB))
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         larger = max(caller, owner, key=lambda process: process.process)
-        (session,), parting = larger.sessions.all(), larger.parting
-        assert parting is not None
-        parting._seen[session] = session.sent - 1, -math.inf  # as if the proposal had been sent
+        (session,), idle_reaper = larger.sessions.all(), larger.idle_reaper
+        assert idle_reaper is not None
+        idle_reaper._seen[session] = session.sent - 1, -math.inf  # as if the proposal had been sent
 
         call = Call(larger.process, larger.loop, larger.thread)
 
         async def refused(*_: object) -> bool:
-            assert parting.close_if_idle(session), "the peer, whose id is smaller, may close it"
+            assert idle_reaper.close_if_idle(session), "the peer, whose id is smaller, may close it"
             session.pending.update(dict.fromkeys((1_000, 1_001), call))
-            assert not parting.close_if_idle(session)
+            assert not idle_reaper.close_if_idle(session)
             session.pending.clear()
             return False
 
         monkeypatch.setattr(larger.requests, "ask", refused)
-        await parting._propose(session)
+        await idle_reaper._propose(session)
         assert larger.sessions.used == {session.peer_process: session}
         assert not larger.sessions.is_leaving(session)
 
@@ -137,17 +137,17 @@ async def test_a_call_that_is_sent_while_the_peer_agrees(monkeypatch: pytest.Mon
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         (old,) = caller.sessions.all()
         results: list[Any] = []
-        agree = Parting.close_if_idle
+        agree = IdleReaper.close_if_idle
 
-        def slowly(self: Parting, session: Any) -> bool:
+        def slowly(self: IdleReaper, session: Any) -> bool:
             results.append(asyncio.ensure_future(_call(actor, "total", caller.store.empty(MIB))))
             return agree(self, session)
 
-        monkeypatch.setattr(Parting, "close_if_idle", slowly)
-        look(owner.parting, 1)
-        assert owner.parting is not None
-        age(owner.parting)
-        look(caller.parting)
+        monkeypatch.setattr(IdleReaper, "close_if_idle", slowly)
+        look(owner.idle_reaper, 1)
+        assert owner.idle_reaper is not None
+        age(owner.idle_reaper)
+        look(caller.idle_reaper)
         await _settled(lambda: len(results) > 0, True)
         assert (await results[0])[2] is True
         await _settled(lambda: [old in process.sessions.all() for process in (caller, owner)], [False, False])
@@ -159,7 +159,7 @@ async def test_a_peer_that_has_just_sent_something_refuses() -> None:
         await _call(actor, "total", caller.store.empty(MIB))
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         (session,) = owner.sessions.all()
-        look(caller.parting)
+        look(caller.idle_reaper)
         (ours,) = caller.sessions.all()
         await _settled(lambda: (caller.sessions.used.get(owner.process) is ours, len(ours.pending)), (True, 0))
         assert session.closed is None, "the owner has not looked yet, and knows nothing of it"
@@ -168,11 +168,11 @@ async def test_a_peer_that_has_just_sent_something_refuses() -> None:
 async def test_a_connection_that_was_opened_a_moment_ago_stays() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
         ours = await caller.connections.connect(owner.process)
-        look(caller.parting, 1)  # one look, with no frame sent: its opener is about to send
+        look(caller.idle_reaper, 1)  # one look, with no frame sent: its opener is about to send
         theirs = await owner.connections.connect(caller.process)
         assert await owner.requests.ask(theirs, "part") is False
-        assert caller.parting is not None
-        age(caller.parting)
+        assert caller.idle_reaper is not None
+        age(caller.idle_reaper)
         assert await owner.requests.ask(theirs, "part") is True
         assert caller.sessions.is_leaving(ours)
 
@@ -182,14 +182,14 @@ async def test_what_the_peer_closes_by_agreement_is_not_proposed() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
         ours = await caller.connections.connect(owner.process)
         theirs = await owner.connections.connect(caller.process)
-        look(caller.parting, 1)
-        parting = caller.parting
-        assert parting is not None
-        age(parting)
+        look(caller.idle_reaper, 1)
+        idle_reaper = caller.idle_reaper
+        assert idle_reaper is not None
+        age(idle_reaper)
         assert await owner.requests.ask(theirs, "part") is True
         sent = ours.sent
-        look(parting)  # the peer takes its time
-        await parting._propose(ours)  # this began just before the agreement
+        look(idle_reaper)  # the peer takes its time
+        await idle_reaper._propose(ours)  # this began just before the agreement
         await _settled(lambda: bool(ours.pending), False)
         assert ours.sent == sent
         assert caller.sessions.is_leaving(ours)
@@ -200,11 +200,11 @@ async def test_a_connection_with_a_lease_that_was_granted_meanwhile_is_not_propo
     """The peer has no call under way and would agree, and could not give the lease back then."""
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
         ours = await caller.connections.connect(owner.process)
-        parting = caller.parting
-        assert parting is not None
-        look(parting, 1)
-        age(parting)
-        proposing = parting._propose(ours)  # as by a look
+        idle_reaper = caller.idle_reaper
+        assert idle_reaper is not None
+        look(idle_reaper, 1)
+        age(idle_reaper)
+        proposing = idle_reaper._propose(ours)  # as by a look
         ours.leases.grant(7, object())
         sent = ours.sent
         await proposing
@@ -236,13 +236,15 @@ async def test_nothing_is_sent_by_what_is_being_closed() -> None:
 async def test_how_often_it_looks(settings: dict[str, Any], pause: float) -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
         await _call(actor, "total", caller.store.empty(MIB))
-        parting = Parting(caller.sessions, caller.tasks, caller.requests, caller.twins, zc.Config(**settings))
-        assert parting._pause == pause
-        assert (parting._alarm is None) == (pause == 0)
+        idle_reaper = IdleReaper(
+            caller.sessions, caller.tasks, caller.requests, caller.simultaneous_opens, zc.Config(**settings)
+        )
+        assert idle_reaper._pause == pause
+        assert (idle_reaper._alarm is None) == (pause == 0)
         (session,) = caller.sessions.all()
-        assert parting._timeout(session) == settings["verbs_idle_timeout"]
-        assert not parting.close_if_idle(session), "it has not looked yet"
-        parting.close()
+        assert idle_reaper._timeout(session) == settings["verbs_idle_timeout"]
+        assert not idle_reaper.close_if_idle(session), "it has not looked yet"
+        idle_reaper.close()
 
 
 async def test_agents_keep_their_connections() -> None:
@@ -250,14 +252,14 @@ async def test_agents_keep_their_connections() -> None:
         await _call(actor, "total", caller.store.empty(MIB))
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         (session,) = caller.sessions.all()
-        assert caller.parting is not None
-        assert caller.parting.is_idle(session)
+        assert caller.idle_reaper is not None
+        assert caller.idle_reaper.is_idle(session)
         for name in ("node", "head"):
             setattr(caller.sessions, name, owner.process)
-            assert not caller.parting.is_idle(session), f"it leads to the {name}'s agent"
+            assert not caller.idle_reaper.is_idle(session), f"it leads to the {name}'s agent"
             setattr(caller.sessions, name, b"")
         caller.sessions.head = caller.process
-        assert not caller.parting.is_idle(session), "this is the head"
+        assert not caller.idle_reaper.is_idle(session), "this is the head"
         caller.sessions.head = b""
 
 

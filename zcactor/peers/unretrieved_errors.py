@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from zcactor.rpc.call import Call
 
-__all__ = ["ENDS", "Unseen"]
+__all__ = ["ENDS", "UnretrievedErrors"]
 
 QUIET: Final = 1.0
 """Seconds between two lines about one actor."""
@@ -38,7 +38,7 @@ class _Told:
         self.cause = ""
 
 
-class Unseen:
+class UnretrievedErrors:
     """The log of failures of calls whose results nobody can await any more.
 
     Args:

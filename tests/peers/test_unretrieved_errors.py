@@ -13,7 +13,7 @@ import pytest
 
 from tests.driver.programs import Program
 from zcactor.errors import ActorDied, make_remote_error
-from zcactor.peers.unseen import QUIET, Unseen
+from zcactor.peers.unretrieved_errors import QUIET, UnretrievedErrors
 from zcactor.rpc.call import Call
 
 
@@ -54,11 +54,11 @@ class Seconds:
             timer()
 
 
-def make(loop: Any = None) -> Unseen:
-    return Unseen(loop or asyncio.get_running_loop(), lambda call: call.error)
+def make(loop: Any = None) -> UnretrievedErrors:
+    return UnretrievedErrors(loop or asyncio.get_running_loop(), lambda call: call.error)
 
 
-async def quiet(unseen: Unseen, seconds: Seconds) -> None:
+async def quiet(unseen: UnretrievedErrors, seconds: Seconds) -> None:
     """Return once every actor has been without a line for a second."""
     while unseen._noted or unseen._actors:
         await asyncio.sleep(0)

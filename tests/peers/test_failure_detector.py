@@ -15,7 +15,7 @@ from zcactor.api.future import ObjectRef
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.assembly.process import Process
 from zcactor.errors import ConnectionLost
-from zcactor.peers import vigil
+from zcactor.peers import failure_detector
 from zcactor.process.tasks import Tasks
 from zcactor.rpc.session import Session
 
@@ -69,7 +69,7 @@ class Stopped:
 
 
 class Looks:
-    """The tasks and the loop of a process as its vigil sees them.
+    """The tasks and the loop of a process as its failure detector sees them.
 
     A second passes with each look, in any time that this machine takes for it.
     """
@@ -89,10 +89,10 @@ class Looks:
 async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stopped]:
     # Between two looks the loop has some turns; in many of these a peer that is not stopped answers.
     for name, seconds in {"PING_AFTER": 30.0, "ASK_AFTER": 100.0, "_WATCHING": 0.001, "_RESTING": 0.001}.items():
-        monkeypatch.setattr(vigil, name, seconds)
+        monkeypatch.setattr(failure_detector, name, seconds)
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
-        assert caller.vigil is not None
-        monkeypatch.setattr(caller.vigil, "_tasks", Looks(caller.tasks))
+        assert caller.failure_detector is not None
+        monkeypatch.setattr(caller.failure_detector, "_tasks", Looks(caller.tasks))
         assert (await _call(actor, "total", np.ones(3)))[0] == 3.0
         yield Stopped(caller, owner, actor, monkeypatch)
 
@@ -168,14 +168,14 @@ async def test_a_peer_that_answers_the_ping_is_not_asked_after(bench: Stopped) -
 async def test_nothing_is_sent_while_nothing_is_owed(bench: Stopped, monkeypatch: pytest.MonkeyPatch) -> None:
     await _settled(lambda: len(bench.session.pending) + bench.session.leases.total, 0)
     looks: list[None] = []
-    assert bench.caller.vigil is not None
-    look = bench.caller.vigil.look
+    assert bench.caller.failure_detector is not None
+    look = bench.caller.failure_detector.look
 
     def counted() -> None:
         looks.append(None)
         look()
 
-    monkeypatch.setattr(bench.caller.vigil, "look", counted)
+    monkeypatch.setattr(bench.caller.failure_detector, "look", counted)
     before = bench.frames()
     while len(looks) < 20:
         await asyncio.sleep(0)
@@ -185,7 +185,7 @@ async def test_nothing_is_sent_while_nothing_is_owed(bench: Stopped, monkeypatch
 
 async def test_a_process_that_knows_no_other_host_never_looks(bench: Stopped) -> None:
     caller = bench.caller
-    alone = vigil.Vigil(caller.sessions, caller.tasks, caller.requests, caller.head)
+    alone = failure_detector.FailureDetector(caller.sessions, caller.tasks, caller.requests, caller.head)
     await caller.connections.connect(caller.process)
     alone.begun(caller.sessions.used[caller.process])
     assert alone._timer is None
