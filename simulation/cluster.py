@@ -15,8 +15,8 @@ from zcactor import ids
 from zcactor.assembly.agents import assemble_agent
 from zcactor.assembly.endpoints import find_through, may_read
 from zcactor.assembly.process import Process
-from zcactor.control.beginning import Beginning
-from zcactor.control.contested import Contested
+from zcactor.control.bootstrap import Bootstrap
+from zcactor.control.election import Election
 from zcactor.control.head import Head
 from zcactor.control.head_log import Candidate, LogUnavailable
 from zcactor.control.head_watch import HeadWatch
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from zcactor.ids import ProcessId
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["Cluster", "Host", "LoopCrew", "SimBeginning", "SimContested"]
+__all__ = ["Cluster", "Host", "LoopCrew", "SimBootstrap", "SimElection"]
 
 
-class SimBeginning(Beginning):
+class SimBootstrap(Bootstrap):
     """The steps of a head whose term ends with its process.
 
     Args:
-        log, cluster, patience: see `zcactor.control.beginning.Beginning`.
+        log, cluster, patience: see `zcactor.control.bootstrap.Bootstrap`.
         endpoint: of the head, by which it calls nodes and programs.
     """
 
@@ -69,11 +69,11 @@ class SimBeginning(Beginning):
         await self.campaign(me)
 
     async def refuses(self, address: str) -> bool:
-        """See `Beginning.refuses`."""
+        """See `Bootstrap.refuses`."""
         return await self.endpoint.refuses(address)
 
 
-class SimContested(Contested, SimBeginning):
+class SimElection(Election, SimBootstrap):
     """The steps of a head whose term is a lease. It is the only one of its cluster."""
 
     def __init__(self, log: HeadLog, cluster: ProcessId, patience: float, endpoint: SimEndpoint) -> None:
@@ -86,11 +86,11 @@ class SimContested(Contested, SimBeginning):
         await self.win(me)
 
     async def candidates(self) -> Sequence[str]:
-        """See `Contested.candidates`."""
+        """See `Election.candidates`."""
         return (self.own,)
 
     async def summon(self, address: str, epoch: int) -> None:
-        """See `Contested.summon`."""
+        """See `Election.summon`."""
         await self.endpoint.summon(address, self.own, epoch)
 
 
@@ -191,7 +191,7 @@ class Cluster:
         self._workers = 0
 
     @property
-    def is_contested(self) -> bool:
+    def elects(self) -> bool:
         """Whether the head's term may end before the head does."""
         return self.book is not None and self.book.ends_by_itself
 
@@ -241,7 +241,7 @@ class Cluster:
         host = self.hosts[loop.host]
         if loop is host.agent:
             if host is self.head_host and self.book is not None:
-                if not self.is_contested:
+                if not self.elects:
                     self.book.free()
                 if isinstance(host.node, Head):
                     self.on_head_lost(host.node)
@@ -276,10 +276,10 @@ class Cluster:
     async def _agent(self, loop: SimLoop, host: Host, *, is_head: bool) -> None:
         known = ids.ProcessId(self.head_id) if is_head and self.head_id else ids.new_process()
         process = self._process(loop, "agent", host, known)
-        begun: SimBeginning | None = None
+        begun: SimBootstrap | None = None
         if is_head and self.book is not None:
             assert isinstance(process.endpoint, SimEndpoint)
-            make = SimContested if self.is_contested else SimBeginning
+            make = SimElection if self.elects else SimBootstrap
             begun = make(self.make_log(), known, self.config.head_patience, process.endpoint)
             try:
                 await begun.lead(Candidate(process.address, host.name, process.place.pid))
@@ -310,7 +310,7 @@ class Cluster:
                 await begun.begin(node, process.address)
         except ZcactorError as error:
             self.world.note(loop.label, "refused", why=type(error).__name__)
-            again = self.is_contested and isinstance(error, Deposed | HeadGone)
+            again = self.elects and isinstance(error, Deposed | HeadGone)
             if again:
                 await asyncio.sleep(AGAIN)
             self.kill(loop, "it could not join" if log is None else "its log did not answer")
@@ -325,7 +325,7 @@ class Cluster:
         if isinstance(node, Head):
             await node.recorder.aclose()
         await process.close()
-        again = isinstance(begun, SimContested) and begun.again
+        again = isinstance(begun, SimElection) and begun.again
         self.kill(loop, "its term is over" if again else "its process exited with status 0")
         if again:
             self.start_agent(host.name)
@@ -362,7 +362,7 @@ class Cluster:
     async def _driver(self, loop: SimLoop, host: Host, program: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
         process = self._process(loop, "driver", host, ids.new_process())
         await process.endpoint.start(process.connections.accepted)
-        for left in reversed(range(TRIES if self.is_contested else 1)):
+        for left in reversed(range(TRIES if self.elects else 1)):
             try:
                 joined = await process.head.ask_members("join_driver", process.address, host.machine)
                 break

@@ -323,6 +323,6 @@ class Faults:
             book.loss = 0.0
             if first.agent is None and not self.beheaded:
                 self._cluster.start_agent(first.name)
-            if self._cluster.is_contested:
+            if self._cluster.elects:
                 self._later(FORCED, self._operate)
         self._world.note(self._loop.label, "healed")

@@ -13,8 +13,8 @@ from zcactor.control.forcing import force, reason, waited_for
 ABSENT = {"bb": "node bb (b, b:1)", "cc": "node cc (c, c:1)", "dd": "node dd (d, d:1)"}
 
 
-class FakeStanding:
-    """The standing of a head that less than half of its nodes serve."""
+class FakeLeaderLease:
+    """The lease of a head that less than half of its nodes serve."""
 
     def __init__(self) -> None:
         self.is_waited = True
@@ -35,7 +35,7 @@ def waiting() -> Any:
     """A head that takes over, and waits for nodes. One that is absent has ended, and one that is silent has just
     come."""
     taking = SimpleNamespace(absent=ABSENT, given_up=[], done=asyncio.Event())
-    return SimpleNamespace(standing=FakeStanding(), taking_over=taking)
+    return SimpleNamespace(leader_lease=FakeLeaderLease(), taking_over=taking)
 
 
 async def test_a_head_that_waits_says_for_whom() -> None:
@@ -43,11 +43,11 @@ async def test_a_head_that_waits_says_for_whom() -> None:
     assert waited_for(members) == ["node bb (b, b:1)", "node cc (c, c:1)"]
     assert "waits for node bb (b, b:1), node cc (c, c:1). " in reason(members)
     assert "--standby --force" in reason(members)
-    members.standing.is_waited = False
+    members.leader_lease.is_waited = False
     assert waited_for(members) == []
 
 
-@pytest.mark.parametrize("absent", ["standing", "taking_over"])
+@pytest.mark.parametrize("absent", ["leader_lease", "taking_over"])
 async def test_a_head_that_waits_for_nobody(absent: str) -> None:
     members = waiting()
     setattr(members, absent, None)
@@ -59,7 +59,7 @@ async def test_a_head_that_waits_for_nobody(absent: str) -> None:
 async def test_a_head_acts_by_force(caplog: pytest.LogCaptureFixture) -> None:
     members = waiting()
     forcing = asyncio.create_task(force(members))
-    await members.standing.forced.wait()
+    await members.leader_lease.forced.wait()
     assert not forcing.done()
     assert "by force, without node bb (b, b:1), node cc (c, c:1)" in caplog.text
     members.taking_over.given_up = ["node bb (b, b:1)"]
@@ -71,10 +71,10 @@ async def test_a_head_acts_by_force(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_a_head_that_is_about_to_act_is_only_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     members = waiting()
-    members.standing.is_waited = False
+    members.leader_lease.is_waited = False
     members.taking_over.given_up = []
     forcing = asyncio.create_task(force(members))
-    await members.standing.forced.wait()
+    await members.leader_lease.forced.wait()
     members.taking_over.done.set()
     assert await forcing == []
     assert not caplog.records

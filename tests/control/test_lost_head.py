@@ -10,7 +10,7 @@ import pytest
 
 import zcactor as zc
 from tests.control.movers import Tally
-from tests.simulation.test_reigning import leased
+from tests.simulation.test_leader import leased
 from zcactor.assembly.process import Process
 
 PROMISED = 8.0

@@ -14,13 +14,13 @@ import pytest
 from tests.control.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
 from tests.control.gated_log import NAME, GatedLog
 from zcactor.control import membership
+from zcactor.control.failover import Decisions, Failover
 from zcactor.control.head_log import Candidate, Change
 from zcactor.control.membership import Membership, membership_interface
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
 from zcactor.control.recipes import Recipes
 from zcactor.control.recorder import HeadRecorder
-from zcactor.control.take_over import Decisions, TakeOver
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
@@ -373,7 +373,7 @@ async def returning(monkeypatch: pytest.MonkeyPatch, members: tuple[ProcessId, .
     head.members.patience, head.members.log = 6.0, "/state/log.db"
     nothing: Any = lambda *_: None  # noqa: E731
     decisions = Decisions(*[nothing] * 9)
-    head.members.taking_over = TakeOver(
+    head.members.taking_over = Failover(
         head.process.loop, decisions, head.nodes, {}, dict.fromkeys(members, FACTS), [DRIVER]
     )
     return head
@@ -537,12 +537,12 @@ async def test_a_head_that_others_can_follow_asks_whether_nodes_serve_it() -> No
         await lasts.wait()
         return True
 
-    standing: Any = SimpleNamespace(
+    leader_lease: Any = SimpleNamespace(
         joining=lambda node: noted.append(("joining", node)), joined=lambda node: noted.append(("joined", node)),
         left=lambda node: noted.append(("left", node)), serves=lambda node, at: noted.append(("serves", node, at)),
         now=lambda: 7.0, lasts=until_it_lasts,
     )  # fmt: skip
-    head.members.standing = standing
+    head.members.leader_lease = leader_lease
     told: list[None] = []
     head.members.tell_heads = lambda: told.append(None)
     _, node = await head.join()

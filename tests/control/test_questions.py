@@ -96,8 +96,8 @@ async def test_a_head_that_waits_for_nodes_says_so(lacks: bool) -> None:
     head._facts = {"address": "aa@h:1", "pid": 7}
     head.heads = SimpleNamespace(standbys=["b:1"])
     taking = SimpleNamespace(absent={"bb": "node bb (b)"})
-    standing = SimpleNamespace(in_term=True, silent={"bb"}, lacks_half=lambda: lacks)
-    head.members = SimpleNamespace(taking_over=taking, standing=standing, is_taking_over=True, log="the log")
+    leader_lease = SimpleNamespace(in_term=True, silent={"bb"}, lacks_half=lambda: lacks)
+    head.members = SimpleNamespace(taking_over=taking, leader_lease=leader_lease, is_taking_over=True, log="the log")
     told = await head.leader()
     assert told.pop("waits_for", None) == (["node bb (b)"] if lacks else None)
     assert told == {

@@ -15,24 +15,24 @@ from tests.control.fake_etcd import FakeEtcd
 from tests.transport.local_arena import TOKEN
 from tests.transport.tcp_arena import tcp_listener
 from zcactor.config import Config
-from zcactor.control import contested
+from zcactor.control import election
 from zcactor.control.entries import DriverEntry, MemberEntry, closed_change, opened_change
 from zcactor.control.head_log import Deposed, LogUnusable
 from zcactor.ids import ProcessId
 from zcactor.node import standby as standby_module
-from zcactor.node.standby import StandbyBeginning, written
+from zcactor.node.standby import StandbyBootstrap, written
 from zcactor.process.tasks import Tasks
 from zcactor.transport.stream.probe import Standby, identify
 
 PATIENCE = 60.0
 CLUSTER = ProcessId(b"c" * 16)
-Make = Callable[..., StandbyBeginning]
+Make = Callable[..., StandbyBootstrap]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contested, "_LOOK", 0.02)
-    monkeypatch.setattr(contested, "_PAUSE", 0.02)
+    monkeypatch.setattr(election, "_LOOK", 0.02)
+    monkeypatch.setattr(election, "_PAUSE", 0.02)
 
 
 @pytest.fixture
@@ -44,15 +44,15 @@ async def etcd() -> AsyncIterator[FakeEtcd]:
 @pytest.fixture
 async def make(etcd: FakeEtcd, tmp_path: Path) -> AsyncIterator[Make]:
     """A maker of beginnings, which note in ``stood`` that they stand by."""
-    made: list[StandbyBeginning] = []
+    made: list[StandbyBootstrap] = []
 
-    def beginning(*, waits: bool = False, fresh: bool = False, stood: list[str] | None = None) -> StandbyBeginning:
+    def beginning(*, waits: bool = False, fresh: bool = False, stood: list[str] | None = None) -> StandbyBootstrap:
         setup = {
             "etcd": (etcd.url, fresh, waits), "token": TOKEN, "agent": CLUSTER, "port": 0, "directory": str(tmp_path),
             "beside": True,
         }  # fmt: skip
         places: list[str] = [] if stood is None else stood
-        made.append(StandbyBeginning(setup, Config(), places.append))
+        made.append(StandbyBootstrap(setup, Config(), places.append))
         return made[-1]
 
     yield beginning
@@ -63,14 +63,14 @@ async def make(etcd: FakeEtcd, tmp_path: Path) -> AsyncIterator[Make]:
 class FakeHead:
     """A head that ends when it is told so."""
 
-    def __init__(self, beginning: StandbyBeginning) -> None:
+    def __init__(self, beginning: StandbyBootstrap) -> None:
         loop = asyncio.get_running_loop()
         self.closing = False
         self.finished = asyncio.Event()
         self.deposed: list[int] = []
         tasks = Tasks(loop)
         self.process = SimpleNamespace(tasks=tasks, config=Config())
-        self.members = SimpleNamespace(patience=0.0, log="", fence=8.0, standing=None, tell_heads=None)
+        self.members = SimpleNamespace(patience=0.0, log="", fence=8.0, leader_lease=None, tell_heads=None)
         self.heads = SimpleNamespace(own="", all=[], standbys=[], tell=self._tell)
         self.told = asyncio.Event()
         self.recorder: Any = self
@@ -98,7 +98,7 @@ class FakeHead:
         self.finished.set()
 
 
-async def led(beginning: StandbyBeginning) -> Any:
+async def led(beginning: StandbyBootstrap) -> Any:
     """Lead, and begin the term. Returns the head."""
     async with asyncio.timeout(PATIENCE):
         await beginning.take()
@@ -109,7 +109,7 @@ async def led(beginning: StandbyBeginning) -> Any:
 
 async def one_waits(
     make: Make,
-) -> tuple[StandbyBeginning, Any, StandbyBeginning, asyncio.Task[None], list[str]]:
+) -> tuple[StandbyBootstrap, Any, StandbyBootstrap, asyncio.Task[None], list[str]]:
     """A head that leads, and one that waits: the beginning and the head of the first, the beginning of the second, its
     wait, and where it stands by."""
     first, stood = make(), list[str]()
@@ -135,7 +135,7 @@ async def test_a_new_cluster(make: Make) -> None:
     first = make(waits=True)
     head = await led(first)
     assert first.entries is None
-    assert head.members.standing.age() == 0.0
+    assert head.members.leader_lease.age() == 0.0
     async with asyncio.timeout(PATIENCE):
         await head.told.wait()
     assert head.heads.own == f"127.0.0.1:{first.port}"
@@ -194,7 +194,7 @@ async def test_a_head_whose_term_is_over_stands_by(etcd: FakeEtcd, make: Make, h
         await head.finished.wait()
     assert first.again
     assert head.deposed
-    assert head.members.standing.age() is None
+    assert head.members.leader_lease.age() is None
     head.process.tasks.cancel()
 
 

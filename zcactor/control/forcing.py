@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from zcactor.logs import logger
 
 if TYPE_CHECKING:
-    from zcactor.control.standing import Standing
-    from zcactor.control.take_over import TakeOver
+    from zcactor.control.failover import Failover
+    from zcactor.control.leader_lease import LeaderLease
 
 __all__ = ["Forced", "force", "reason", "waited_for"]
 
@@ -17,21 +17,21 @@ __all__ = ["Forced", "force", "reason", "waited_for"]
 class Forced(Protocol):
     """The parts of `zcactor.control.membership.Membership` that are needed here."""
 
-    taking_over: TakeOver | None
-    standing: Standing | None
+    taking_over: Failover | None
+    leader_lease: LeaderLease | None
 
 
 def _labels(members: Forced) -> list[str]:
     """Labels of the nodes that have neither come nor ended."""
-    if members.standing is None or members.taking_over is None:
+    if members.leader_lease is None or members.taking_over is None:
         return []
     absent = members.taking_over.absent
-    return [absent[node] for node in sorted(members.standing.silent) if node in absent]
+    return [absent[node] for node in sorted(members.leader_lease.silent) if node in absent]
 
 
 def waited_for(members: Forced) -> list[str]:
     """Labels of the nodes without which a head may not act; empty where it acts, or will after some seconds."""
-    return _labels(members) if members.standing is not None and members.standing.lacks_half() else []
+    return _labels(members) if members.leader_lease is not None and members.leader_lease.lacks_half() else []
 
 
 def reason(members: Forced) -> str:
@@ -55,11 +55,11 @@ async def force(members: Forced) -> list[str]:
 
     Cancelling ends the wait alone.
     """
-    standing, taking = members.standing, members.taking_over
-    if standing is None or taking is None or taking.done.is_set():
+    leader_lease, taking = members.leader_lease, members.taking_over
+    if leader_lease is None or taking is None or taking.done.is_set():
         raise ValueError("the head acts already, so there is nothing to force")
-    if standing.lacks_half():
+    if leader_lease.lacks_half():
         logger.warning("an operator has this head act by force, without %s", ", ".join(_labels(members)))
-    standing.force()
+    leader_lease.force()
     await taking.done.wait()
     return taking.given_up

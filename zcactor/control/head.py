@@ -23,6 +23,7 @@ from zcactor.control.actor_table import ActorTable
 from zcactor.control.drain import decide_end, discard, discard_others, end_workers
 from zcactor.control.draining import Draining
 from zcactor.control.entries import actor_change, closed_change, gone_changes, stopping_changes
+from zcactor.control.failover import Decisions, Failover
 from zcactor.control.forcing import force, waited_for
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
 from zcactor.control.head_log import Candidate, Deposed
@@ -33,7 +34,6 @@ from zcactor.control.recipes import Recipes, is_at_hand, lack
 from zcactor.control.recorder import HeadRecorder
 from zcactor.control.reservations import Reservations
 from zcactor.control.shortage import waits
-from zcactor.control.take_over import Decisions, TakeOver
 from zcactor.errors import (
     ActorDied,
     ActorError,
@@ -491,8 +491,8 @@ class Head:
 
     # ---------------------------------------------------------------- an earlier head's cluster
 
-    def take_over(self, entries: Entries) -> TakeOver:
-        """Go on with the cluster of an earlier head, before anybody is answered. The caller runs `TakeOver.finish`."""
+    def take_over(self, entries: Entries) -> Failover:
+        """Go on with the cluster of an earlier head, before anybody is answered. The caller runs `Failover.finish`."""
         decisions = Decisions(
             self._alive, self._actor_lost,
             lambda actor, ends: self.process.tasks.start(self._restart_after(actor, ends)),
@@ -504,7 +504,7 @@ class Head:
             self._actors.add(actor)
         members = {ProcessId(bytes.fromhex(key)): entry.facts for key, entry in entries.members.items()}
         drivers = [ProcessId(bytes.fromhex(key)) for key in entries.drivers]
-        taking = TakeOver(self.process.loop, decisions, self._nodes, actors, members, drivers)
+        taking = Failover(self.process.loop, decisions, self._nodes, actors, members, drivers)
         self.members.taking_over = taking
         self.recipes.take_over(actors, taking.done)
         return taking
@@ -672,9 +672,9 @@ class Head:
         ``state`` (``"leading"``, ``"taking over"`` until all is decided, or ``"adrift"`` while the log does not renew
         its term) and ``standbys``, the addresses of the heads that would lead in its place. Where it may not act
         without certain nodes there is also ``waits_for``, with their labels."""
-        facts, standing = self._facts, self.members.standing
+        facts, leader_lease = self._facts, self.members.leader_lease
         state = "taking over" if self.members.is_taking_over else "leading"
-        if standing is not None and not standing.in_term:
+        if leader_lease is not None and not leader_lease.in_term:
             state = "adrift"
         waits_for = waited_for(self.members)
         return {
@@ -690,12 +690,12 @@ class Head:
             epoch: the greatest one that the caller knows.
 
         Returns:
-            This head's epoch, and the age of its knowledge; see `zcactor.control.reign.Reign.age`.
+            This head's epoch, and the age of its knowledge; see `zcactor.control.quorum.Quorum.age`.
         """
-        recorder, standing = self.recorder, self.members.standing
+        recorder, leader_lease = self.recorder, self.members.leader_lease
         if epoch > recorder.epoch:
             recorder.depose(epoch)
-        age = 0.0 if standing is None else standing.age()
+        age = 0.0 if leader_lease is None else leader_lease.age()
         return recorder.epoch, None if recorder.is_deposed else age
 
     async def locate(self, actor_id: ActorId, calls_wait: bool) -> tuple[str, bytes, int, str]:

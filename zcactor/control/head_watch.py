@@ -62,7 +62,7 @@ class HeadWatch:
         process: the process.
         known: the greatest epoch that it knows.
         heard: called with each answer: the epoch of the head, the time of the question by `boot_clock`, and the age of
-            the head's knowledge, see `zcactor.control.reign.Allegiance.heard`.
+            the head's knowledge, see `zcactor.control.quorum.Allegiance.heard`.
     """
 
     def __init__(

@@ -8,10 +8,10 @@ import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zcactor.control.entries import driver_change, member_change
+from zcactor.control.failover import Failover, ReportedWorker
 from zcactor.control.head_log import Change
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, RemotePool
-from zcactor.control.take_over import ReportedWorker, TakeOver
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, ProtocolError, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from zcactor.control.draining import Draining
     from zcactor.control.handle_grants import HandleGrants
+    from zcactor.control.leader_lease import LeaderLease
     from zcactor.control.recipes import Recipes
     from zcactor.control.recorder import HeadRecorder
-    from zcactor.control.standing import Standing
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
@@ -222,9 +222,9 @@ class Membership:
         self.patience = 0.0
         """Seconds that nodes go on without a head, as those that join are told; 0 without a log."""
         self.log = ""
-        self.taking_over: TakeOver | None = None
+        self.taking_over: Failover | None = None
         """The take-over, where this head goes on where an earlier one has ended."""
-        self.standing: Standing | None = None
+        self.leader_lease: LeaderLease | None = None
         """The rights of this head, where others can lead in its place."""
         self.tell_heads: Callable[[], None] = lambda: None
         self.identify: Callable[[str], Awaitable[object]] | None = None
@@ -251,13 +251,13 @@ class Membership:
         session = current_call.get().session
         process = ProcessId(session.peer_process)
         try:
-            if self.standing is not None:
-                self.standing.joining(process.hex())
+            if self.leader_lease is not None:
+                self.leader_lease.joining(process.hex())
             timeout = self._process.config.head_timeout
             if not await self._agent.recorder.record_within(timeout, member_change(process, facts, resources)):
                 raise HeadUnavailable(self.log, timeout)
-            if self.standing is not None:
-                self.standing.joined(process.hex())
+            if self.leader_lease is not None:
+                self.leader_lease.joined(process.hex())
             self._refuse_if_embedded(session)
             node = self._add_node(session, facts, resources)
             if self.taking_over is not None:
@@ -348,14 +348,14 @@ class Membership:
         if self._agent.closing:
             return
         self._agent.recorder.note(Change(kind, process.hex(), None))
-        if kind == "member" and self.standing is not None:
-            self.standing.joining(process.hex())
-            self._process.tasks.start(self._left(self.standing, process))
+        if kind == "member" and self.leader_lease is not None:
+            self.leader_lease.joining(process.hex())
+            self._process.tasks.start(self._left(self.leader_lease, process))
 
-    async def _left(self, standing: Standing, member: ProcessId) -> None:
+    async def _left(self, leader_lease: LeaderLease, member: ProcessId) -> None:
         with contextlib.suppress(Deposed):
             await self._agent.recorder.noted()
-            standing.left(member.hex())
+            leader_lease.left(member.hex())
 
     def _refuse_if_embedded(self, session: Session | None = None) -> None:
         if self._agent.driver:
@@ -370,7 +370,9 @@ class Membership:
 
     async def _ask(self, session: Session, method: str, *args: Any) -> bool:
         """Order something of a node, once this head has a term. Returns whether it was done."""
-        return (self.standing is None or await self.standing.lasts()) and await self._order(session, method, *args)
+        if self.leader_lease is not None and not await self.leader_lease.lasts():
+            return False
+        return await self._order(session, method, *args)
 
     async def _order(self, session: Session, method: str, *args: Any) -> bool:
         recorder = self._agent.recorder
@@ -403,12 +405,12 @@ class Membership:
             await asyncio.sleep(self._heartbeat)
 
     async def _ping(self, node: NodeRecord, session: Session) -> None:
-        if self.standing is None:
+        if self.leader_lease is None:
             await self._process.requests.ask(session, "ping")
             return
-        asked = self.standing.now()
+        asked = self.leader_lease.now()
         if await self._order(session, "serves"):  # also without a term: nodes stay with a head that hears from them
-            self.standing.serves(node.id, asked)
+            self.leader_lease.serves(node.id, asked)
 
     async def leave_node(self, epoch: int) -> None:
         """Take the calling node out of the table: it is about to end its workers, and takes no more.
@@ -456,7 +458,7 @@ class Membership:
         after the fence, because it may be looking for its head."""
         self._fenced[node] = None
         self._remove(node)
-        if self.standing is not None and not await self.standing.lasts():
+        if self.leader_lease is not None and not await self.leader_lease.lasts():
             return  # a node of a later head must not meet this one
         try:
             session = await self._process.connections.connect(node.process)

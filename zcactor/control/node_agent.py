@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 from zcactor import ids
 from zcactor.control.drain import end_workers
 from zcactor.control.head_watch import HeadWatch, boot_clock
+from zcactor.control.quorum import Allegiance
 from zcactor.control.recipe_shelf import RecipeShelf
-from zcactor.control.reign import Allegiance
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import IO
 
-    from zcactor.node.head_state import HeadBeginning
-    from zcactor.node.standby import StandbyBeginning
+    from zcactor.node.head_state import HeadBootstrap
+    from zcactor.node.standby import StandbyBootstrap
     from zcactor.transport.base import Connection
 
 __all__ = ["AGAIN", "SECRETS", "Door", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
@@ -396,13 +396,13 @@ async def _serve(
     from zcactor.transport.stream.probe import identify
 
     config = Config(**setup["config"])
-    begun: HeadBeginning | None = None
+    begun: HeadBootstrap | None = None
     standby = None
     if setup.get("etcd"):
-        from zcactor.node.standby import StandbyBeginning  # other nodes do without it, and without aiohttp
+        from zcactor.node.standby import StandbyBootstrap  # other nodes do without it, and without aiohttp
 
         try:
-            begun = standby = StandbyBeginning(
+            begun = standby = StandbyBootstrap(
                 setup, config, lambda place: _tell(control, f"s{setup['agent'].hex()}@{place}".encode())
             )
             if not await _led(loop, control, standby, setup):
@@ -429,9 +429,9 @@ async def _serve(
         _tell(control, b"e" + problem.encode())
         return 0
     if setup.get("state"):
-        from zcactor.node.head_state import HeadBeginning  # other nodes do without it
+        from zcactor.node.head_state import HeadBootstrap  # other nodes do without it
 
-        begun = HeadBeginning(setup, config)
+        begun = HeadBootstrap(setup, config)
         try:
             await begun.take()
         except ZcactorError as error:
@@ -536,7 +536,7 @@ async def _serve(
 
 
 async def _led(
-    loop: asyncio.AbstractEventLoop, control: socket.socket, standby: StandbyBeginning, setup: Mapping[str, Any]
+    loop: asyncio.AbstractEventLoop, control: socket.socket, standby: StandbyBootstrap, setup: Mapping[str, Any]
 ) -> bool:
     """Wait until a head leads. Returns False where it was told to end before, or the cluster has ended."""
     taking = loop.create_task(standby.take())

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zcactor.control.beginning import Beginning
+from zcactor.control.bootstrap import Bootstrap
 from zcactor.control.file_log import FRESH, FileLog
 from zcactor.control.head_log import Candidate
 from zcactor.control.node_table import machine_of
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     from zcactor.config import Config
     from zcactor.control.entries import Entries
+    from zcactor.control.failover import Failover
     from zcactor.control.head import Head
     from zcactor.control.head_log import HeadLog
-    from zcactor.control.take_over import TakeOver
 
-__all__ = ["HeadBeginning"]
+__all__ = ["HeadBootstrap"]
 
 _LEFT = ("sock", "tcp", "verbs")
 """Suffixes of the files by which an earlier head was found on its host."""
 
 
-class HeadBeginning(Beginning):
+class HeadBootstrap(Bootstrap):
     """The steps by which a head begins its term.
 
     Args:
@@ -69,15 +69,15 @@ class HeadBeginning(Beginning):
             with contextlib.suppress(FileNotFoundError):
                 self._directory.joinpath(f"{self.cluster.hex()}.{suffix}").unlink()
 
-    def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
-        """See `zcactor.control.beginning.Beginning.expect`: a node that is about to be started beside the head is
+    def expect(self, head: Head, taking: Failover, entries: Entries) -> None:
+        """See `zcactor.control.bootstrap.Bootstrap.expect`: a node that is about to be started beside the head is
         waited for, and none that has ended."""
         if self._beside:
             taking.await_beside(machine_of(self._directory))
         super().expect(head, taking, entries)
 
     async def refuses(self, address: str) -> bool:
-        """See `zcactor.control.beginning.Beginning.refuses`."""
+        """See `zcactor.control.bootstrap.Bootstrap.refuses`."""
         host, _, port = address.rpartition("@")[2].rpartition(":")
         try:
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))

@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.assembly.endpoints import tls_of
-from zcactor.control.contested import Contested
+from zcactor.control.election import Election
 from zcactor.control.etcd_log import EtcdLog
 from zcactor.control.head_log import Candidate, LogUnusable
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.logs import logger
-from zcactor.node.head_state import HeadBeginning
+from zcactor.node.head_state import HeadBootstrap
 from zcactor.process.place import Place
 from zcactor.transport.stream.handshake import Handshake, Introduction, Purpose
 from zcactor.transport.stream.handshake_io import binding_of, shake_hands
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from zcactor.control.head import Head
     from zcactor.transport.stream.tls import Tls
 
-__all__ = ["Signpost", "StandbyBeginning", "written"]
+__all__ = ["Signpost", "StandbyBootstrap", "written"]
 
 _BACKLOG: Final = 128
 
@@ -102,7 +102,7 @@ def written(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class StandbyBeginning(Contested, HeadBeginning):
+class StandbyBootstrap(Election, HeadBootstrap):
     """The steps by which a head with a log in etcd begins its terms, one after the other.
 
     Args:
@@ -178,17 +178,17 @@ class StandbyBeginning(Contested, HeadBeginning):
         return self.stood and self.closed
 
     async def begin(self, head: Head, address: str) -> None:
-        """See `zcactor.control.contested.Contested.begin`."""
+        """See `zcactor.control.election.Election.begin`."""
         self.own = self._address
         head.resign = partial(self.resign, head)
         await super().begin(head, address)
 
     async def candidates(self) -> Sequence[str]:
-        """See `zcactor.control.contested.Contested.candidates`."""
+        """See `zcactor.control.election.Election.candidates`."""
         return await self._etcd.candidates()
 
     async def summon(self, address: str, epoch: int) -> None:
-        """See `zcactor.control.contested.Contested.summon`."""
+        """See `zcactor.control.election.Election.summon`."""
         await summon(address, self._address, epoch, self._token, tls_of(self._config))
 
     async def resign(self, head: Head) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from zcactor.control import contested
-from zcactor.control.contested import Contested
+from zcactor.control import election
+from zcactor.control.election import Election
 from zcactor.control.entries import DriverEntry, MemberEntry
 from zcactor.control.head_log import Candidate, Deposed, HeadState, LogUnavailable, Term
 from zcactor.control.memory_log import MemoryLog
@@ -37,7 +37,7 @@ class FailingLog(MemoryLog):
         return await super().load(term)
 
 
-class Head(Contested):
+class Head(Election):
     """A head that notes whom it calls. Nobody hears it at first, and `ENDED` has ended."""
 
     def __init__(self, log: MemoryLog) -> None:
@@ -63,8 +63,8 @@ class Head(Contested):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contested, "_LOOK", 0.0)
-    monkeypatch.setattr(contested, "_PAUSE", 0.0)
+    monkeypatch.setattr(election, "_LOOK", 0.0)
+    monkeypatch.setattr(election, "_PAUSE", 0.0)
 
 
 @pytest.mark.parametrize("error", [LogUnavailable("the log", "it is silent"), Deposed(1, 2)])
@@ -86,8 +86,10 @@ async def test_nodes_and_programs_are_called_until_they_have_come_or_have_ended(
         done=asyncio.Event(), awaits=lambda process: process not in gone, ended=gone.append,
     )  # fmt: skip
     tasks = Tasks(asyncio.get_running_loop())
-    standing = SimpleNamespace(ended=gone.append)
-    made: Any = SimpleNamespace(process=SimpleNamespace(tasks=tasks), members=SimpleNamespace(standing=standing))
+    leader_lease = SimpleNamespace(ended=gone.append)
+    made: Any = SimpleNamespace(
+        process=SimpleNamespace(tasks=tasks), members=SimpleNamespace(leader_lease=leader_lease)
+    )
     members = {each.hex(): MemberEntry({"address": name}, {}) for each, name in ((NODE, "node"), (ENDED, "ended"))}
     drivers = {DRIVER.hex(): DriverEntry("driver", "b"), bytes(16).hex(): DriverEntry("", "b")}
     entries: Any = SimpleNamespace(members=members, drivers=drivers)

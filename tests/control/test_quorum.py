@@ -10,106 +10,106 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from zcactor.control.head_log import Deposed
-from zcactor.control.reign import GRACE, TRANSITIONS, Allegiance, Reign, ReignEvent, ReignState
+from zcactor.control.quorum import GRACE, TRANSITIONS, Allegiance, LeaderEvent, LeaderState, Quorum
 
 PATIENCE = 6.0
 TTL, MARGIN = 2.0, 0.3
 ALL = ("a", "b", "c", "d")
 
 
-def leading(members: tuple[str, ...] = ALL, epoch: int = 1) -> Reign:
+def leading(members: tuple[str, ...] = ALL, epoch: int = 1) -> Quorum:
     """A head that leads until 10, and has asked all members at 0."""
-    reign = Reign(PATIENCE)
-    reign.begin(epoch, 10.0, members, 0.0)
+    quorum = Quorum(PATIENCE)
+    quorum.begin(epoch, 10.0, members, 0.0)
     for member in members:
-        reign.reported(member, epoch, 0.0, 1.0)
-    assert reign.settle(1.0) == frozenset()
-    return reign
+        quorum.reported(member, epoch, 0.0, 1.0)
+    assert quorum.settle(1.0) == frozenset()
+    return quorum
 
 
 def test_the_table() -> None:
-    assert {state for state, _ in TRANSITIONS} == set(ReignState)
-    assert {event for _, event in TRANSITIONS} == set(ReignEvent)
-    assert all(TRANSITIONS[state, ReignEvent.DEPOSED] is ReignState.FOLLOWING for state in ReignState)
+    assert {state for state, _ in TRANSITIONS} == set(LeaderState)
+    assert {event for _, event in TRANSITIONS} == set(LeaderEvent)
+    assert all(TRANSITIONS[state, LeaderEvent.DEPOSED] is LeaderState.FOLLOWING for state in LeaderState)
 
 
 def test_a_head_begins_and_is_deposed() -> None:
-    reign = Reign(PATIENCE)
-    assert (reign.state(0.0), reign.age(0.0), reign.settle(0.0)) == (ReignState.FOLLOWING, None, None)
-    reign.renew(100.0, 0.0)
-    assert not reign.asks(0.0)
-    reign.begin(1, 10.0, ALL, 0.0)
-    assert reign.asks(1.0) and not reign.acts(1.0)
+    quorum = Quorum(PATIENCE)
+    assert (quorum.state(0.0), quorum.age(0.0), quorum.settle(0.0)) == (LeaderState.FOLLOWING, None, None)
+    quorum.renew(100.0, 0.0)
+    assert not quorum.asks(0.0)
+    quorum.begin(1, 10.0, ALL, 0.0)
+    assert quorum.asks(1.0) and not quorum.acts(1.0)
     for member in ALL:
-        assert reign.settle(1.0) is None
-        reign.reported(member, 1, 0.5, 1.0)
-    assert reign.settle(1.0) == frozenset()
-    assert reign.acts(1.0)
-    assert not reign.see(1) and reign.acts(1.0)
-    assert reign.see(2)
-    assert reign.state(1.0) is ReignState.FOLLOWING
-    reign.accepted("a", 1, 1.0, 1.0)
-    reign.begin(3, 10.0, ALL, 2.0)
-    assert not reign.acts(2.0)
+        assert quorum.settle(1.0) is None
+        quorum.reported(member, 1, 0.5, 1.0)
+    assert quorum.settle(1.0) == frozenset()
+    assert quorum.acts(1.0)
+    assert not quorum.see(1) and quorum.acts(1.0)
+    assert quorum.see(2)
+    assert quorum.state(1.0) is LeaderState.FOLLOWING
+    quorum.accepted("a", 1, 1.0, 1.0)
+    quorum.begin(3, 10.0, ALL, 2.0)
+    assert not quorum.acts(2.0)
     with pytest.raises(KeyError):
-        reign.begin(4, 10.0, ALL, 2.0)
+        quorum.begin(4, 10.0, ALL, 2.0)
 
 
 def test_a_term_ends_by_the_clock_before_anything_else_is_looked_at() -> None:
-    reign = leading()
-    assert reign.acts(9.9)
-    assert not reign.acts(10.0)
-    assert reign.state(10.0) is ReignState.ADRIFT
-    reign.renew(20.0, 11.0)
-    assert reign.acts(11.0)
-    reign = Reign(PATIENCE)
-    reign.begin(1, 10.0, ALL, 0.0)
-    assert reign.settle(10.0) is None
-    reign.renew(20.0, 11.0)
-    assert reign.state(11.0) is ReignState.TAKING_OVER
+    quorum = leading()
+    assert quorum.acts(9.9)
+    assert not quorum.acts(10.0)
+    assert quorum.state(10.0) is LeaderState.ADRIFT
+    quorum.renew(20.0, 11.0)
+    assert quorum.acts(11.0)
+    quorum = Quorum(PATIENCE)
+    quorum.begin(1, 10.0, ALL, 0.0)
+    assert quorum.settle(10.0) is None
+    quorum.renew(20.0, 11.0)
+    assert quorum.state(11.0) is LeaderState.TAKING_OVER
 
 
 def test_silent_members_are_lost_when_they_have_ended() -> None:
-    reign = Reign(PATIENCE)
-    reign.begin(1, 1000.0, ALL, 0.0)
-    reign.reported("a", 1, 90.0, 100.0)
-    assert reign.settle(500.0) is None
-    reign.accepted("b", 1, 590.0, 600.0)
-    assert reign.settle(600.0 + PATIENCE + GRACE - 0.1) is None
-    assert reign.settle(600.0 + PATIENCE + GRACE) == frozenset("bcd")
+    quorum = Quorum(PATIENCE)
+    quorum.begin(1, 1000.0, ALL, 0.0)
+    quorum.reported("a", 1, 90.0, 100.0)
+    assert quorum.settle(500.0) is None
+    quorum.accepted("b", 1, 590.0, 600.0)
+    assert quorum.settle(600.0 + PATIENCE + GRACE - 0.1) is None
+    assert quorum.settle(600.0 + PATIENCE + GRACE) == frozenset("bcd")
 
 
 def test_members_that_join_meanwhile_are_no_part_of_the_half() -> None:
-    reign = Reign(PATIENCE)
-    reign.begin(1, 1000.0, ALL, 0.0)
-    reign.reported("a", 1, 0.0, 0.0)
+    quorum = Quorum(PATIENCE)
+    quorum.begin(1, 1000.0, ALL, 0.0)
+    quorum.reported("a", 1, 0.0, 0.0)
     for member in ("e", "f", "g"):
-        reign.joined(member)
-        reign.reported(member, 1, 0.0, 0.0)
-    assert reign.settle(500.0) is None
+        quorum.joined(member)
+        quorum.reported(member, 1, 0.0, 0.0)
+    assert quorum.settle(500.0) is None
 
 
 def test_the_half_is_waived_by_force() -> None:
-    reign = Reign(PATIENCE)
-    reign.begin(1, 1000.0, ALL, 0.0)
-    reign.reported("a", 1, 0.0, 0.0)
-    assert reign.lacks_half()
-    assert reign.silent == frozenset(ALL) - {"a"}
-    assert reign.settle(500.0) is None
-    reign.force(0.0)
-    assert not reign.lacks_half()
-    assert reign.settle(PATIENCE + GRACE - 0.1) is None
-    assert reign.settle(PATIENCE + GRACE) == frozenset(ALL) - {"a"}
-    first = Reign(PATIENCE)
+    quorum = Quorum(PATIENCE)
+    quorum.begin(1, 1000.0, ALL, 0.0)
+    quorum.reported("a", 1, 0.0, 0.0)
+    assert quorum.lacks_half()
+    assert quorum.silent == frozenset(ALL) - {"a"}
+    assert quorum.settle(500.0) is None
+    quorum.force(0.0)
+    assert not quorum.lacks_half()
+    assert quorum.settle(PATIENCE + GRACE - 0.1) is None
+    assert quorum.settle(PATIENCE + GRACE) == frozenset(ALL) - {"a"}
+    first = Quorum(PATIENCE)
     first.begin(1, 1000.0, (), 0.0)
     assert first.settle(0.0) == frozenset()
 
 
 def test_answers_of_other_epochs_count_for_nothing() -> None:
-    reign = Reign(PATIENCE)
-    reign.begin(2, 1000.0, ("a",), 0.0)
-    reign.reported("a", 1, 0.0, 0.0)
-    assert reign.settle(500.0) is None
+    quorum = Quorum(PATIENCE)
+    quorum.begin(2, 1000.0, ("a",), 0.0)
+    quorum.reported("a", 1, 0.0, 0.0)
+    assert quorum.settle(500.0) is None
 
 
 @pytest.mark.parametrize(
@@ -122,28 +122,28 @@ def test_answers_of_other_epochs_count_for_nothing() -> None:
     ],
 )
 def test_an_adrift_head_tells_the_age_of_its_knowledge(heard: dict[str, float], age: float) -> None:
-    reign = leading()
-    assert reign.age(9.0) == 0.0
+    quorum = leading()
+    assert quorum.age(9.0) == 0.0
     for member, asked in heard.items():
-        reign.accepted(member, 1, asked, asked + 0.5)
-    assert reign.age(20.0) == age
+        quorum.accepted(member, 1, asked, asked + 0.5)
+    assert quorum.age(20.0) == age
 
 
 def test_members_in_doubt_count_against_an_adrift_head() -> None:
-    reign = leading()
-    reign.left("d")
-    assert reign.age(20.0) == 20.0
+    quorum = leading()
+    quorum.left("d")
+    assert quorum.age(20.0) == 20.0
     for member in "bc":
-        reign.accepted(member, 1, 19.0, 19.0)
-    assert reign.age(20.0) == 1.0
-    reign.joining("c")
-    assert reign.age(20.0) == 20.0
-    reign.joining("e")
-    reign.accepted("e", 1, 20.0, 20.0)
-    assert reign.age(20.0) is None
-    reign.joined("e")
-    reign.joined("c")
-    assert reign.age(20.0) == 1.0
+        quorum.accepted(member, 1, 19.0, 19.0)
+    assert quorum.age(20.0) == 1.0
+    quorum.joining("c")
+    assert quorum.age(20.0) == 20.0
+    quorum.joining("e")
+    quorum.accepted("e", 1, 20.0, 20.0)
+    assert quorum.age(20.0) is None
+    quorum.joined("e")
+    quorum.joined("c")
+    assert quorum.age(20.0) == 1.0
 
 
 def test_a_member_serves_the_greatest_epoch() -> None:
@@ -187,7 +187,7 @@ class Member:
 class Head:
     name: str
     skew: float
-    reign: Reign
+    quorum: Quorum
     stopped: bool = False
     reports: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     before: int = 0
@@ -233,7 +233,7 @@ class Reigns(RuleBasedStateMachine):
 
     @initialize(count=st.integers(2, 5))
     def start(self, count: int) -> None:
-        self.heads = [Head(f"h{number}", 1000.0 * number, Reign(PATIENCE)) for number in range(3)]
+        self.heads = [Head(f"h{number}", 1000.0 * number, Quorum(PATIENCE)) for number in range(3)]
         self.members = [
             Member(f"m{number}", -77.0 * number, Allegiance(PATIENCE, -77.0 * number)) for number in range(count)
         ]
@@ -243,7 +243,7 @@ class Reigns(RuleBasedStateMachine):
         for number in range(count):
             self.talk(0, number)
         self.settle(head)
-        assert head.reign.acts(head.skew)
+        assert head.quorum.acts(head.skew)
 
     # ---------------------------------------------------------------- time and faults
 
@@ -286,7 +286,7 @@ class Reigns(RuleBasedStateMachine):
         self.leases = [(self.now + TTL, self.epoch, head)]
         head.reports, head.before = {}, self.number
         at = self.now + head.skew
-        head.reign.begin(self.epoch, at + TTL - MARGIN, self.recorded, at)
+        head.quorum.begin(self.epoch, at + TTL - MARGIN, self.recorded, at)
 
     @rule(which=st.integers(0, 2), without=FEW)
     def take_over(self, which: int, without: set[int]) -> None:
@@ -331,9 +331,9 @@ class Reigns(RuleBasedStateMachine):
         head = self.heads[which]
         if not self.reaches(head):
             return
-        if head.reign.see(self.epoch) or not self.leases:
-            if head.reign.state(self.now + head.skew) is not ReignState.FOLLOWING:
-                head.reign.depose()  # its lease has ended, as the log says
+        if head.quorum.see(self.epoch) or not self.leases:
+            if head.quorum.state(self.now + head.skew) is not LeaderState.FOLLOWING:
+                head.quorum.depose()  # its lease has ended, as the log says
             if not self.leases:
                 self.lead(head)
 
@@ -345,18 +345,18 @@ class Reigns(RuleBasedStateMachine):
     def extend(self, which: int, late: int) -> None:
         head = self.heads[which]
         asked = self.now + head.skew
-        if not self.reaches(head) or head.reign.state(asked) is ReignState.FOLLOWING:
+        if not self.reaches(head) or head.quorum.state(asked) is LeaderState.FOLLOWING:
             return
         if self.commits(head):
-            self.leases = [(self.now + TTL, head.reign.epoch, head)]
+            self.leases = [(self.now + TTL, head.quorum.epoch, head)]
             self.pass_time(late / 10)
-            head.reign.renew(asked + TTL - MARGIN, self.now + head.skew)
+            head.quorum.renew(asked + TTL - MARGIN, self.now + head.skew)
         else:
-            head.reign.depose()
+            head.quorum.depose()
 
     def commits(self, head: Head) -> bool:
         """Whether the log makes a change for that head."""
-        return self.reaches(head) and any(epoch == head.reign.epoch for _, epoch, _ in self.leases)
+        return self.reaches(head) and any(epoch == head.quorum.epoch for _, epoch, _ in self.leases)
 
     # ---------------------------------------------------------------- orders
 
@@ -367,14 +367,14 @@ class Reigns(RuleBasedStateMachine):
 
     def begin_spawn(self, which: int, to: int) -> Frame | None:
         head = self.heads[which]
-        if to >= len(self.members) or head.stopped or not head.reign.acts(self.now + head.skew):
+        if to >= len(self.members) or head.stopped or not head.quorum.acts(self.now + head.skew):
             return None
         member = self.members[to]
         if member.name not in self.recorded or not self.commits(head):
             return None
         self.number += 1
         self.places[self.number] = member.name
-        return Frame("order", head, member, head.reign.epoch, actors=frozenset([self.number]))
+        return Frame("order", head, member, head.quorum.epoch, actors=frozenset([self.number]))
 
     @rule(which=st.integers(0, 2))
     def settle_one(self, which: int) -> None:
@@ -384,12 +384,12 @@ class Reigns(RuleBasedStateMachine):
     def settle(self, head: Head) -> None:
         if not self.commits(head):
             return
-        lost = head.reign.settle(self.now + head.skew)
+        lost = head.quorum.settle(self.now + head.skew)
         if lost is None:
             return
         for name in lost:
             self.recorded.discard(name)
-            head.reign.left(name)
+            head.quorum.left(name)
 
     @rule(which=st.integers(0, 2), to=st.integers(0, 4), target=frames)
     def restart(self, which: int, to: int) -> Frame | None:
@@ -398,7 +398,7 @@ class Reigns(RuleBasedStateMachine):
 
     def construct(self, which: int, to: int) -> Frame | None:
         head = self.heads[which]
-        if to >= len(self.members) or not head.reign.acts(self.now + head.skew) or not self.commits(head):
+        if to >= len(self.members) or not head.quorum.acts(self.now + head.skew) or not self.commits(head):
             return None
         member = self.members[to]
         gone = {
@@ -412,21 +412,21 @@ class Reigns(RuleBasedStateMachine):
         actor = min(gone)
         self.places[actor] = member.name
         head.reports[member.name].add(actor)
-        return Frame("order", head, member, head.reign.epoch, actors=frozenset([actor]))
+        return Frame("order", head, member, head.quorum.epoch, actors=frozenset([actor]))
 
     @rule(which=st.integers(0, 2), answered=st.booleans())
     def join(self, which: int, answered: bool) -> None:
         """Record a new member. Where the log's answer is lost, the head does not serve it."""
         head = self.heads[which]
-        if len(self.members) == 5 or not head.reign.asks(self.now + head.skew) or not self.commits(head):
+        if len(self.members) == 5 or not head.quorum.asks(self.now + head.skew) or not self.commits(head):
             return
         number = len(self.members)
         name, skew = f"m{number}", -77.0 * number
-        head.reign.joining(name)
+        head.quorum.joining(name)
         self.recorded.add(name)
         self.members.append(Member(name, skew, Allegiance(PATIENCE, self.now + skew)))
         if answered:
-            head.reign.joined(name)
+            head.quorum.joined(name)
             self.talk(which, number)
 
     # ---------------------------------------------------------------- questions
@@ -438,10 +438,10 @@ class Reigns(RuleBasedStateMachine):
 
     def inquiry(self, which: int, to: int) -> Frame | None:
         head = self.heads[which]
-        state = head.reign.state(self.now + head.skew)
-        if to >= len(self.members) or head.stopped or state is ReignState.FOLLOWING:
+        state = head.quorum.state(self.now + head.skew)
+        if to >= len(self.members) or head.stopped or state is LeaderState.FOLLOWING:
             return None
-        return Frame("ask", head, self.members[to], head.reign.epoch, self.now + head.skew)
+        return Frame("ask", head, self.members[to], head.quorum.epoch, self.now + head.skew)
 
     @rule(of=st.integers(0, 4), target=frames)
     def stay(self, of: int) -> Frame | None:
@@ -498,16 +498,16 @@ class Reigns(RuleBasedStateMachine):
                     frame.seen = 1
                     member.actors |= frame.actors
             case "refusal":
-                head.reign.see(frame.seen)
+                head.quorum.see(frame.seen)
             case "report":
-                if frame.epoch == head.reign.epoch and head.reign.asks(at):
+                if frame.epoch == head.quorum.epoch and head.quorum.asks(at):
                     head.reports.setdefault(member.name, set(frame.actors))
-                    head.reign.reported(member.name, frame.epoch, frame.asked, at)
+                    head.quorum.reported(member.name, frame.epoch, frame.asked, at)
                 else:
-                    head.reign.accepted(member.name, frame.epoch, frame.asked, at)
+                    head.quorum.accepted(member.name, frame.epoch, frame.asked, at)
             case "stay":
-                if frame.epoch == head.reign.epoch:
-                    return dataclasses.replace(frame, kind="may", age=head.reign.age(at))
+                if frame.epoch == head.quorum.epoch:
+                    return dataclasses.replace(frame, kind="may", age=head.quorum.age(at))
             case "may":
                 member.allegiance.heard(frame.epoch, frame.asked, frame.age)
         return None
@@ -516,7 +516,7 @@ class Reigns(RuleBasedStateMachine):
 
     @invariant()
     def one_head_acts(self) -> None:
-        acting = [head.name for head in self.heads if head.reign.acts(self.now + head.skew)]
+        acting = [head.name for head in self.heads if head.quorum.acts(self.now + head.skew)]
         assert len(acting) <= 1, acting
 
     @invariant()
@@ -562,7 +562,7 @@ def test_half_of_the_members_do_not_stay_with_an_adrift_head() -> None:
     made.take_over(1, {0, 1})
     made.live(10, set(), True)
     made.act(1, 2)
-    assert made.heads[1].reign.acts(made.now + 1000.0)
+    assert made.heads[1].quorum.acts(made.now + 1000.0)
     assert [member.ended for member in made.members] == [True, True, False, False]
     assert made.members[2].actors == {1}
     holds(made)
@@ -579,14 +579,14 @@ def test_members_that_leave_an_adrift_head_late(joining: bool) -> None:
     for _ in range(3):
         made.live(4, set(), True)
         made.act(1, 3)
-        assert made.members[0].actors == {1} and not made.heads[1].reign.acts(made.now + 1000.0)
+        assert made.members[0].actors == {1} and not made.heads[1].quorum.acts(made.now + 1000.0)
         holds(made)
     made.talk(1, 2)
     made.act(1, 3)
     holds(made)
     made.live(10, set(), True)
     made.act(1, 3)
-    assert made.heads[1].reign.acts(made.now + 1000.0)
+    assert made.heads[1].quorum.acts(made.now + 1000.0)
     assert [member.ended for member in made.members][:4] == [True, True, False, False]
     assert made.members[3].actors == {1}
     holds(made)
@@ -597,17 +597,17 @@ def test_an_outage_of_the_log_ends_nothing() -> None:
     made.cut |= {"h0", "h1", "h2"}
     for _ in range(10):
         made.live(10, {2}, True)
-    assert made.heads[0].reign.state(made.now) is ReignState.ADRIFT
+    assert made.heads[0].quorum.state(made.now) is LeaderState.ADRIFT
     assert [member.ended for member in made.members] == [False, False, True]
     assert made.members[0].actors == {1}
 
 
 def test_members_that_have_ended_count_as_such_that_serve_this_head() -> None:
-    reign = Reign(PATIENCE)
-    reign.begin(1, 100.0, ALL, 0.0)
-    reign.ended("a", 1.0)
-    assert reign.settle(1.0 + PATIENCE + GRACE) is None, "that is less than half"
-    reign.ended("b", 2.0)
-    reign.reported("c", 1, 1.0, 2.0)
-    assert reign.settle(2.0) is None
-    assert reign.settle(2.0 + PATIENCE + GRACE) == frozenset("d")
+    quorum = Quorum(PATIENCE)
+    quorum.begin(1, 100.0, ALL, 0.0)
+    quorum.ended("a", 1.0)
+    assert quorum.settle(1.0 + PATIENCE + GRACE) is None, "that is less than half"
+    quorum.ended("b", 2.0)
+    quorum.reported("c", 1, 1.0, 2.0)
+    assert quorum.settle(2.0) is None
+    assert quorum.settle(2.0 + PATIENCE + GRACE) == frozenset("d")

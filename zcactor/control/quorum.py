@@ -26,14 +26,14 @@ from zcactor.control.head_log import Deposed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["GRACE", "TRANSITIONS", "Allegiance", "Reign", "ReignEvent", "ReignState"]
+__all__ = ["GRACE", "TRANSITIONS", "Allegiance", "LeaderEvent", "LeaderState", "Quorum"]
 
 GRACE: Final = 2.0
 """Seconds beyond `patience` until members that are silent have ended: for the drift of clocks, and for the time that an
 end takes."""
 
 
-class ReignState(enum.Enum):
+class LeaderState(enum.Enum):
     """The state of a head."""
 
     FOLLOWING = "following"
@@ -46,7 +46,7 @@ class ReignState(enum.Enum):
     """Its term has ended by the clock, and the log does not say more. It keeps its sessions and refuses requests."""
 
 
-class ReignEvent(enum.Enum):
+class LeaderEvent(enum.Enum):
     """An event in the life of a head."""
 
     TERM_BEGUN = "term begun"
@@ -60,8 +60,8 @@ class ReignEvent(enum.Enum):
     """A greater epoch was seen, or the log says that the term is over."""
 
 
-_S, _E = ReignState, ReignEvent
-TRANSITIONS: Final[Mapping[tuple[ReignState, ReignEvent], ReignState]] = {
+_S, _E = LeaderState, LeaderEvent
+TRANSITIONS: Final[Mapping[tuple[LeaderState, LeaderEvent], LeaderState]] = {
     (_S.FOLLOWING, _E.TERM_BEGUN): _S.TAKING_OVER,
     (_S.TAKING_OVER, _E.SETTLED): _S.LEADING,
     (_S.TAKING_OVER, _E.EXPIRED): _S.ADRIFT,
@@ -76,7 +76,7 @@ TRANSITIONS: Final[Mapping[tuple[ReignState, ReignEvent], ReignState]] = {
 """All events that can happen in each state. Any other is a defect of the caller's."""
 
 
-class Reign:
+class Quorum:
     """The rights of one head.
 
     Every method that takes `now` looks at the clock's effect first: after a pause, queued frames run before timers do.
@@ -89,7 +89,7 @@ class Reign:
         self.epoch = 0
         """The epoch of the last term; 0 before the first."""
         self._patience = patience
-        self._state = ReignState.FOLLOWING
+        self._state = LeaderState.FOLLOWING
         self._until = -math.inf
         self._settled = False
         self._founders: frozenset[str] = frozenset()
@@ -104,7 +104,7 @@ class Reign:
         self._half_at = math.inf
         """The time at which half of the founders had accepted the epoch."""
 
-    def _turn(self, event: ReignEvent) -> None:
+    def _turn(self, event: LeaderEvent) -> None:
         self._state = TRANSITIONS[self._state, event]
 
     # ---------------------------------------------------------------- the term
@@ -118,7 +118,7 @@ class Reign:
             members: the members on record, as the log has them within the term.
             now: the time.
         """
-        self._turn(ReignEvent.TERM_BEGUN)
+        self._turn(LeaderEvent.TERM_BEGUN)
         self.epoch = epoch
         self._until = until
         self._settled = False
@@ -146,7 +146,7 @@ class Reign:
 
     def renew(self, until: float, now: float) -> None:
         """Note until when the term is valid."""
-        if self._state is not ReignState.FOLLOWING:
+        if self._state is not LeaderState.FOLLOWING:
             self._until = until
             self.state(now)
 
@@ -159,15 +159,15 @@ class Reign:
 
     def depose(self) -> None:
         """Note that the term is over."""
-        self._turn(ReignEvent.DEPOSED)
+        self._turn(LeaderEvent.DEPOSED)
         self._until = -math.inf
 
-    def state(self, now: float) -> ReignState:
+    def state(self, now: float) -> LeaderState:
         """The state at a time."""
-        if self._state in {ReignState.TAKING_OVER, ReignState.LEADING} and now >= self._until:
-            self._turn(ReignEvent.EXPIRED)
-        elif self._state is ReignState.ADRIFT and now < self._until:
-            self._turn(ReignEvent.RENEWED if self._settled else ReignEvent.RENEWED_UNSETTLED)
+        if self._state in {LeaderState.TAKING_OVER, LeaderState.LEADING} and now >= self._until:
+            self._turn(LeaderEvent.EXPIRED)
+        elif self._state is LeaderState.ADRIFT and now < self._until:
+            self._turn(LeaderEvent.RENEWED if self._settled else LeaderEvent.RENEWED_UNSETTLED)
         return self._state
 
     # ---------------------------------------------------------------- members
@@ -189,7 +189,7 @@ class Reign:
 
     def accepted(self, member: str, epoch: int, asked: float, now: float) -> None:
         """Note that a member serves an epoch, in answer to a question that was asked at `asked`."""
-        if epoch != self.epoch or self.state(now) is ReignState.FOLLOWING:
+        if epoch != self.epoch or self.state(now) is LeaderState.FOLLOWING:
             return
         self._heard[member] = max(asked, self._heard.get(member, -math.inf))
         self._accepted.add(member)
@@ -213,24 +213,24 @@ class Reign:
         Returns:
             The members that are lost; None where this head may not act yet.
         """
-        if self.state(now) is not ReignState.TAKING_OVER:
+        if self.state(now) is not LeaderState.TAKING_OVER:
             return None
         silent = self.silent
         if silent and now < self._half_at + self._patience + GRACE:
             return None
         self._settled = True
-        self._turn(ReignEvent.SETTLED)
+        self._turn(LeaderEvent.SETTLED)
         return silent
 
     # ---------------------------------------------------------------- rights
 
     def asks(self, now: float) -> bool:
         """Whether this head may ask members for reports, and answer look-ups."""
-        return self.state(now) in {ReignState.TAKING_OVER, ReignState.LEADING}
+        return self.state(now) in {LeaderState.TAKING_OVER, LeaderState.LEADING}
 
     def acts(self, now: float) -> bool:
         """Whether this head may place, free and declare lost: to be asked before each request and each order."""
-        return self.state(now) is ReignState.LEADING
+        return self.state(now) is LeaderState.LEADING
 
     def age(self, now: float) -> float | None:
         """The age in seconds of the knowledge that members may stay with this head; None where they must seek another.
@@ -239,9 +239,9 @@ class Reign:
         answered last. Members of whose record the log's answer is missing count as such that do not.
         """
         match self.state(now):
-            case ReignState.FOLLOWING:
+            case LeaderState.FOLLOWING:
                 return None
-            case ReignState.ADRIFT:
+            case LeaderState.ADRIFT:
                 sure = self._recorded - self._doubtful
                 times = sorted((self._heard[member] for member in sure & self._heard.keys()), reverse=True)
                 needed = len(self._recorded | self._doubtful) // 2 + 1
@@ -280,7 +280,7 @@ class Allegiance:
         Args:
             epoch: of that head.
             asked: the time at which the question was asked.
-            age: of the head's knowledge, from `Reign.age`; None where the member has to seek another head.
+            age: of the head's knowledge, from `Quorum.age`; None where the member has to seek another head.
         """
         if epoch == self.epoch and age is not None:
             self._until = max(self._until, asked - age + self._patience)

@@ -16,7 +16,7 @@ from tests.simulation.clusters import Bench, Keeper
 from zcactor import ids
 from zcactor.assembly.process import Process
 from zcactor.control.head_watch import boot_clock, clocked_by
-from zcactor.control.reign import ReignState
+from zcactor.control.quorum import LeaderState
 
 
 class Leased(Bench):
@@ -40,16 +40,16 @@ class Leased(Bench):
         """Let time pass until a head of such an epoch acts."""
 
         def acts() -> bool:
-            standing = None if self.head is None else self.head.members.standing
-            return standing is not None and self.head.recorder.epoch >= epoch and self.state() is ReignState.LEADING
+            lease = None if self.head is None else self.head.members.leader_lease
+            return lease is not None and self.head.recorder.epoch >= epoch and self.state() is LeaderState.LEADING
 
         assert self.world.run(acts, limit=self.world.now + 60)
 
-    def state(self) -> ReignState:
-        """The state of the head's reign."""
-        standing = self.head.members.standing
+    def state(self) -> LeaderState:
+        """The state of the head's quorum."""
+        leader_lease = self.head.members.leader_lease
         assert self.cluster.head_host is not None and self.cluster.head_host.agent is not None
-        found: ReignState = standing._reign.state(self.cluster.head_host.agent.time())
+        found: LeaderState = leader_lease._quorum.state(self.cluster.head_host.agent.time())
         return found
 
 
@@ -76,7 +76,7 @@ async def found(_: Process) -> int:
 
 def test_a_head_that_loses_its_lease_steps_down_and_the_next_one_takes_over() -> None:
     with leased(3) as made:
-        assert made.cluster.is_contested
+        assert made.cluster.elects
         first = made.head
         kept = made.run(spawned)
         made.until_led(1)
@@ -95,7 +95,7 @@ def test_members_stay_with_a_head_whose_log_is_silent() -> None:
         kept = made.run(spawned)
         made.book.stop()
         made.wait(10.0)  # longer than the lease, and than members go on without a head
-        assert made.head is first and made.state() is ReignState.ADRIFT
+        assert made.head is first and made.state() is LeaderState.ADRIFT
         assert made.cluster.joined == 3
         made.book.resume()
         made.until_led(1)
@@ -114,7 +114,7 @@ def test_an_operator_forces_a_head_that_waits_for_more_than_half_of_the_nodes() 
         made.cluster.kill(host.agent, "its process was killed by signal 9 (SIGKILL)")
         made.cluster.start_agent("h0")
         made.wait(30.0)
-        assert made.state() is ReignState.TAKING_OVER
+        assert made.state() is LeaderState.TAKING_OVER
         faults._operate()
         made.until_led(2)
         assert "a head was forced" in made.record.sometimes

@@ -1,4 +1,4 @@
-"""The take-over of a cluster: a head goes on where an earlier one has ended.
+"""The failover of a cluster: a head goes on where an earlier one has ended.
 
 The log has the decisions of the earlier head: actors, names, counts of restarts, nodes and programs. Facts that are
 true elsewhere are reported again: each node returns with its workers, each program with the actors that it holds. When
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zcactor.ids import ProcessId
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["Decisions", "ReportedWorker", "TakeOver"]
+__all__ = ["Decisions", "Failover", "ReportedWorker"]
 
 _ENDED: Final = "its process had ended when the cluster's head was started again"
 _GONE: Final = "its node did not return to the cluster's new head"
@@ -69,7 +69,7 @@ class Decisions(NamedTuple):
     """Record that a node or a program is gone: ``"member"`` or ``"driver"``."""
 
 
-class TakeOver:
+class Failover:
     """A take-over that goes on. Used on the loop's thread.
 
     Args:

@@ -8,10 +8,10 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from zcactor.control.beginning import Beginning
+from zcactor.control.bootstrap import Bootstrap
 from zcactor.control.head_log import Deposed, LogUnavailable
 from zcactor.control.head_watch import boot_clock
-from zcactor.control.standing import Standing
+from zcactor.control.leader_lease import LeaderLease
 from zcactor.errors import ConnectionLost, HeadUnavailable, ProtocolError
 from zcactor.ids import ProcessId
 from zcactor.logs import logger
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zcactor.control.entries import Entries
+    from zcactor.control.failover import Failover
     from zcactor.control.head import Head
     from zcactor.control.head_log import Candidate, LeaderAt
-    from zcactor.control.take_over import TakeOver
 
-__all__ = ["Contested"]
+__all__ = ["Election"]
 
 _ANSWER: Final = 2.0
 """Seconds that a process has to take a call."""
@@ -34,8 +34,8 @@ _PAUSE: Final = 1.0
 """Seconds until a standby campaigns again where the log was silent when it had just won."""
 
 
-class Contested(Beginning, ABC):
-    """The steps by which a head begins terms that others can end, one after the other; see `Beginning`."""
+class Election(Bootstrap, ABC):
+    """The steps by which a head begins terms that others can end, one after the other; see `Bootstrap`."""
 
     own: str = ""
     """The place where this head listens, as others look for it; set before its term begins."""
@@ -68,7 +68,7 @@ class Contested(Beginning, ABC):
         """Campaign until this head leads and has read the log.
 
         Raises:
-            LogInUse, LogUnusable: as `Beginning.campaign` does.
+            LogInUse, LogUnusable: as `Bootstrap.campaign` does.
             LogUnavailable, Deposed: the log cannot be read, and no other head has led before.
 
         Cancelling gives the candidacy up.
@@ -86,14 +86,14 @@ class Contested(Beginning, ABC):
             await asyncio.sleep(_PAUSE)
 
     async def begin(self, head: Head, address: str) -> None:
-        """See `Beginning.begin`. From here on the end of the term ends the head, too."""
+        """See `Bootstrap.begin`. From here on the end of the term ends the head, too."""
         assert self._term is not None
         members = [] if self.entries is None else list(self.entries.members)
-        standing = Standing(self._term, members, head.process.config.head_patience, boot_clock)
+        leader_lease = LeaderLease(self._term, members, head.process.config.head_patience, boot_clock)
         if self.entries is None:  # it has no members, so it acts at once
-            await standing.settled()
-        head.members.standing = standing
-        head.recorder.lasts = standing.lasts
+            await leader_lease.settled()
+        head.members.leader_lease = leader_lease
+        head.recorder.lasts = leader_lease.lasts
         try:
             await super().begin(head, address)
         except (Deposed, HeadUnavailable) as error:
@@ -116,8 +116,8 @@ class Contested(Beginning, ABC):
                 return
 
     def _step_down(self, head: Head, leader: LeaderAt | None) -> None:
-        if head.members.standing is not None:
-            head.members.standing.depose()
+        if head.members.leader_lease is not None:
+            head.members.leader_lease.depose()
         head.recorder.depose(head.recorder.epoch if leader is None else leader.epoch)
         if not head.closing and not self.resigned:
             self.again = True
@@ -133,8 +133,8 @@ class Contested(Beginning, ABC):
             await asyncio.sleep(_LOOK)
         self._step_down(head, None)
 
-    def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
-        """See `Beginning.expect`. Nodes and programs are called, too: their connection to a head that is stopped does
+    def expect(self, head: Head, taking: Failover, entries: Entries) -> None:
+        """See `Bootstrap.expect`. Nodes and programs are called, too: their connection to a head that is stopped does
         not end, and nobody may have told them of this one."""
         super().expect(head, taking, entries)
         addresses = {key: member.facts["address"] for key, member in entries.members.items()}
@@ -143,7 +143,7 @@ class Contested(Beginning, ABC):
             if address:
                 head.process.tasks.start(self._call(taking, ProcessId(bytes.fromhex(key)), address))
 
-    async def _call(self, taking: TakeOver, process: ProcessId, address: str) -> None:
+    async def _call(self, taking: Failover, process: ProcessId, address: str) -> None:
         """Tell a process where this head is, until it has come."""
         assert self._term is not None
         while taking.awaits(process) and not taking.done.is_set():

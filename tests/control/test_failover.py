@@ -1,4 +1,4 @@
-"""The take-over of a cluster: reports of nodes and programs against the entries of the log."""
+"""The failover of a cluster: reports of nodes and programs against the entries of the log."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from tests.control.agents import DRIVER, HEAD, FakePool, turns
 from tests.control.test_actor_table import WIRE
-from zcactor.control import take_over as module
+from zcactor.control import failover as module
 from zcactor.control.actor_record import ActorRecord
+from zcactor.control.failover import Decisions, Failover, ReportedWorker
 from zcactor.control.node_table import NodeRecord, NodeTable, RemotePool, facts_of
-from zcactor.control.take_over import Decisions, ReportedWorker, TakeOver
 from zcactor.ids import ProcessId
 from zcactor.marshal.packed import Packed
 
@@ -47,7 +47,7 @@ class Taking:
             self._resume, self._note("lost"), self._note("restart"), self._note("stop"), self._note("retire"),
             self._note("discard others"), self._note("end owned"), self._note("unheld"), self._note("forget"),
         )  # fmt: skip
-        self.taking = TakeOver(loop, decisions, self.nodes, actors, dict.fromkeys(members, FACTS), drivers)
+        self.taking = Failover(loop, decisions, self.nodes, actors, dict.fromkeys(members, FACTS), drivers)
 
     def _resume(self, actor: ActorRecord) -> None:
         actor.set_state("alive")

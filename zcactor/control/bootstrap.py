@@ -16,14 +16,14 @@ from zcactor.transport.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from zcactor.control.entries import Entries, MemberEntry
+    from zcactor.control.failover import Failover
     from zcactor.control.head import Head
     from zcactor.control.head_log import Candidate, HeadLog, HeadState, Term
-    from zcactor.control.take_over import TakeOver
 
-__all__ = ["Beginning"]
+__all__ = ["Bootstrap"]
 
 
-class Beginning:
+class Bootstrap:
     """The steps by which a head begins its term.
 
     Args:
@@ -95,7 +95,7 @@ class Beginning:
             self.expect(head, taking, self.entries)
             head.process.tasks.start(self._finish(head, taking, self.entries))
 
-    def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
+    def expect(self, head: Head, taking: Failover, entries: Entries) -> None:
         """Tell a take-over, as it begins, which nodes it need not wait for, and which others it has to. It waits for
         the members of the log, but for those that have ended."""
         for key, member in entries.members.items():
@@ -105,18 +105,18 @@ class Beginning:
         """Whether the host of a process, by its word, has nobody that listens at the address of that process."""
         return False
 
-    async def _look_at(self, head: Head, taking: TakeOver, node: ProcessId, member: MemberEntry) -> None:
+    async def _look_at(self, head: Head, taking: Failover, node: ProcessId, member: MemberEntry) -> None:
         """Do not wait for a node that has ended with the earlier head, as when all processes of a host are killed."""
         if await self.refuses(member.facts["address"]):
             taking.ended(node)
-            if head.members.standing is not None:
-                head.members.standing.ended(node.hex())
+            if head.members.leader_lease is not None:
+                head.members.leader_lease.ended(node.hex())
 
-    async def _finish(self, head: Head, taking: TakeOver, entries: Entries) -> None:
-        standing = head.members.standing
+    async def _finish(self, head: Head, taking: Failover, entries: Entries) -> None:
+        leader_lease = head.members.leader_lease
         permitted = None
-        if standing is not None:
-            permitted = partial(standing.settled, lambda: logger.warning("%s", reason(head.members)))
+        if leader_lease is not None:
+            permitted = partial(leader_lease.settled, lambda: logger.warning("%s", reason(head.members)))
         if not await taking.finish(head.members.fence, permitted):
             return
         assert self._term is not None

@@ -1,6 +1,6 @@
-"""The standing of a head that others may depose: its rights by its term, its members and the clock.
+"""The lease of a head that others may depose: its rights by its term, its members and the clock.
 
-`zcactor.control.reign` decides; here are the clock, and the questions of members.
+`zcactor.control.quorum` decides; here are the clock, and the questions of members.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Final
 
-from zcactor.control.reign import Reign, ReignState
+from zcactor.control.quorum import LeaderState, Quorum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from zcactor.control.head_log import Term
 
-__all__ = ["Standing"]
+__all__ = ["LeaderLease"]
 
 _LOOK: Final = 0.1
 """Seconds between two looks at whether this head may act."""
 
 
-class Standing:
-    """The standing of one head in one term. Used on the loop's thread.
+class LeaderLease:
+    """The lease of one head in one term. Used on the loop's thread.
 
     Args:
         term: the term.
@@ -37,18 +37,18 @@ class Standing:
     ) -> None:  # fmt: skip
         self._term = term
         self._clock = clock
-        self._reign = Reign(patience)
-        self._reign.begin(term.epoch, term.valid_until(), members, clock())
+        self._quorum = Quorum(patience)
+        self._quorum.begin(term.epoch, term.valid_until(), members, clock())
 
     @property
-    def state(self) -> ReignState:
+    def state(self) -> LeaderState:
         """The present state."""
         now, until = self._clock(), self._term.valid_until()
         if until == -math.inf:
             self.depose()
         else:
-            self._reign.renew(until, now)
-        return self._reign.state(now)
+            self._quorum.renew(until, now)
+        return self._quorum.state(now)
 
     @property
     def in_term(self) -> bool:
@@ -61,54 +61,54 @@ class Standing:
 
     def joining(self, member: str) -> None:
         """Note that the log is asked to add or remove a member."""
-        self._reign.joining(member)
+        self._quorum.joining(member)
 
     def joined(self, member: str) -> None:
         """Note that a member is on record."""
-        self._reign.joined(member)
+        self._quorum.joined(member)
 
     def left(self, member: str) -> None:
         """Note that a member is on record no more."""
-        self._reign.left(member)
+        self._quorum.left(member)
 
     def serves(self, member: str, asked: float) -> None:
         """Note that a member, which has joined or returned, serves this head, by its answer to a question that was
         asked at `asked`."""
-        if self.state is not ReignState.FOLLOWING:
-            self._reign.reported(member, self._reign.epoch, asked, self._clock())
+        if self.state is not LeaderState.FOLLOWING:
+            self._quorum.reported(member, self._quorum.epoch, asked, self._clock())
 
     def ended(self, member: str) -> None:
         """Note that a member on record has ended."""
-        if self.state is not ReignState.FOLLOWING:
-            self._reign.ended(member, self._clock())
+        if self.state is not LeaderState.FOLLOWING:
+            self._quorum.ended(member, self._clock())
 
     def depose(self) -> None:
         """Note that the term is over. Idempotent."""
-        if self._reign.state(self._clock()) is not ReignState.FOLLOWING:
-            self._reign.depose()
+        if self._quorum.state(self._clock()) is not LeaderState.FOLLOWING:
+            self._quorum.depose()
 
     async def lasts(self) -> bool:
         """Wait while the log does not say whether the term goes on. Returns whether it does.
 
         Cancelling ends the wait.
         """
-        while self.state is ReignState.ADRIFT:  # noqa: ASYNC110  # a clock decides
+        while self.state is LeaderState.ADRIFT:  # noqa: ASYNC110  # a clock decides
             await asyncio.sleep(_LOOK)
-        return self.state is not ReignState.FOLLOWING
+        return self.state is not LeaderState.FOLLOWING
 
     def lacks_half(self) -> bool:
         """Whether less than half of the members on record have served this head since its term began."""
-        return self._reign.lacks_half()
+        return self._quorum.lacks_half()
 
     @property
     def silent(self) -> frozenset[str]:
         """The members on record when the term began that have neither come nor ended."""
-        return self._reign.silent
+        return self._quorum.silent
 
     def force(self) -> None:
         """Have this head act without half of its members, at the word of an operator who knows that they have ended.
         Those that are silent still get the time that they need to end."""
-        self._reign.force(self._clock())
+        self._quorum.force(self._clock())
 
     async def settled(self, lacks: Callable[[], None] = lambda: None) -> bool:
         """Wait until this head may act: at least half of the members on record serve it, and the others have ended.
@@ -122,12 +122,12 @@ class Standing:
         Cancelling ends the wait.
         """
         told = False
-        while (state := self.state) is not ReignState.LEADING:
-            if state is ReignState.FOLLOWING:
+        while (state := self.state) is not LeaderState.LEADING:
+            if state is LeaderState.FOLLOWING:
                 return False
-            if self._reign.settle(self._clock()) is not None:
+            if self._quorum.settle(self._clock()) is not None:
                 continue
-            if self.lacks_half() and not told and self.state is ReignState.TAKING_OVER:
+            if self.lacks_half() and not told and self.state is LeaderState.TAKING_OVER:
                 told = True
                 lacks()
             await asyncio.sleep(_LOOK)
@@ -135,4 +135,4 @@ class Standing:
 
     def age(self) -> float | None:
         """The age in seconds of the knowledge that members may stay; None where they have to seek another head."""
-        return None if self.state is ReignState.FOLLOWING else self._reign.age(self._clock())
+        return None if self.state is LeaderState.FOLLOWING else self._quorum.age(self._clock())

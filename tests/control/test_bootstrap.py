@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from zcactor.control.beginning import Beginning
+from zcactor.control.bootstrap import Bootstrap
 from zcactor.control.entries import closed_change, opened_change, read
 from zcactor.control.head_log import Candidate, Change, LogUnusable
 from zcactor.control.memory_log import MemoryBook, MemoryLog
@@ -24,7 +24,7 @@ class FakeHead:
     def __init__(self, log: MemoryLog) -> None:
         self.taken: list[Any] = []
         self.tasks: list[Any] = []
-        self.members = SimpleNamespace(patience=0.0, log="", fence=8.0, standing=None)
+        self.members = SimpleNamespace(patience=0.0, log="", fence=8.0, leader_lease=None)
         self.process = SimpleNamespace(tasks=SimpleNamespace(start=self.tasks.append))
         self.recorder = SimpleNamespace(leads=self._leads, record=self._record)
         self._log = log
@@ -48,7 +48,7 @@ class FakeHead:
 
 async def begin(book: MemoryBook) -> FakeHead:
     log = MemoryLog(book)
-    beginning = Beginning(log, "the log", CLUSTER, 6.0, "remove it")
+    beginning = Bootstrap(log, "the log", CLUSTER, 6.0, "remove it")
     await beginning.campaign(ME)
     head: Any = FakeHead(log)
     await beginning.begin(head, "host:1")
@@ -91,13 +91,13 @@ async def test_a_log_that_cannot_be_used() -> None:
     book = MemoryBook()
     await changed(book, opened_change(OTHER, "host:2"))
     with pytest.raises(LogUnusable, match="another head has begun a cluster with the log the log just now; try again"):
-        await Beginning(MemoryLog(book), "the log", CLUSTER, 6.0).campaign(ME)
+        await Bootstrap(MemoryLog(book), "the log", CLUSTER, 6.0).campaign(ME)
     book = MemoryBook()
     older = msgspec.msgpack.encode({"closed": False, "cluster": CLUSTER, "address": "host:1", "protocol": 13})
     await changed(book, Change("cluster", "state", older))
     with pytest.raises(LogUnusable, match=r"speaks protocol 13, and this zcactor speaks \d+: .*; or remove it"):
-        await Beginning(MemoryLog(book), "the log", CLUSTER, 6.0, "remove it").campaign(ME)
+        await Bootstrap(MemoryLog(book), "the log", CLUSTER, 6.0, "remove it").campaign(ME)
     book = MemoryBook()
     await changed(book, Change("cluster", "state", b"?"))
     with pytest.raises(LogUnusable, match="the log the log has an entry of another form: .*; remove it"):
-        await Beginning(MemoryLog(book), "the log", CLUSTER, 6.0, "remove it").campaign(ME)
+        await Bootstrap(MemoryLog(book), "the log", CLUSTER, 6.0, "remove it").campaign(ME)
