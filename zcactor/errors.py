@@ -37,7 +37,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from typing import Any, Final, NamedTuple, SupportsIndex
 
-from zcactor.apart import (
+from zcactor.exception_pickling import (
     class_name,
     fields_of,
     has_own_reduction,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import zcactor
 from tests.cluster.hosts import CAPACITY, Hosts
 from tests.driver.programs import ROOT
-from zcactor.cluster.near_end import Ways
+from zcactor.cluster.ssh_client import Ways
 
 __all__ = ["VERSIONS", "FakeSsh"]
 

@@ -15,7 +15,7 @@ import zcactor as zc
 from simulation.programs import Result, SimulatedCluster
 from tests.collectives.ranks import Rank, everywhere
 from tests.collectives.test_folding import bits, drawn, written_by_terms
-from zcactor.collectives.rails import Rails
+from zcactor.collectives.hierarchy import Hierarchy
 
 Simulate = Callable[..., Result]
 
@@ -34,7 +34,7 @@ def test_each_host_is_added_first_unless_the_order_is_that_of_the_ranks(
     zc_simulation: Simulate, hosts: tuple[int, ...], reproducible: Any
 ) -> None:
     size, rng = len(hosts), np.random.default_rng(9)
-    terms = Rails(hosts, everywhere=reproducible == "everywhere").terms
+    terms = Hierarchy(hosts, everywhere=reproducible == "everywhere").terms
     assert len(terms) == (1 if reproducible == "everywhere" else len({*hosts}))
 
     async def program(cluster: SimulatedCluster) -> None:

@@ -13,7 +13,7 @@ import pytest_asyncio
 import zcactor as zc
 from tests.collectives.ranks import everywhere, ranks
 from tests.collectives.test_folding import bits, drawn, written_by_terms, written_out
-from zcactor.collectives.rails import part_bounds
+from zcactor.collectives.hierarchy import part_bounds
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,18 +11,18 @@ import pytest
 
 from zcactor.collectives.cost import MOST_IN_TURN_NBYTES, Line
 from zcactor.collectives.direct import Direct
+from zcactor.collectives.hierarchy import Hierarchy
 from zcactor.collectives.in_turn import InTurn
 from zcactor.collectives.passes import Halving, Ring
 from zcactor.collectives.plans import pieces_by, result_by
-from zcactor.collectives.rails import Rails
 from zcactor.collectives.reductions import Eager, Private, Shared
 
 SMALL, LARGE = np.zeros(100), np.zeros(1 << 20)
 
 
 def member(hosts: list[int], *, everywhere: bool = False) -> Any:
-    rails = Rails(hosts, everywhere=everywhere)
-    return SimpleNamespace(rails=rails, size=rails.size, eager_nbytes=16384, line=Line(5e-5, 1e9))
+    hierarchy = Hierarchy(hosts, everywhere=everywhere)
+    return SimpleNamespace(hierarchy=hierarchy, size=hierarchy.size, eager_nbytes=16384, line=Line(5e-5, 1e9))
 
 
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])

@@ -12,7 +12,7 @@ import pytest
 
 import zcactor as zc
 from tests import hostile
-from zcactor.apart import is_any
+from zcactor.exception_pickling import is_any
 
 PATIENCE = 60.0
 _cause = vars(BaseException)["__cause__"].__get__

@@ -8,9 +8,9 @@ from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, overload
 
-from zcactor.apart import module_name
 from zcactor.api.gpus import empty_on
-from zcactor.later import np
+from zcactor.exception_pickling import module_name
+from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import base_of, byte_bounds, innermost, is_shareable, plain_of, root_of
 from zcactor.marshal.foreign import known_over
 from zcactor.marshal.move import UNUSABLE, is_moved

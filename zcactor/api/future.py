@@ -9,9 +9,9 @@ from functools import cache
 from threading import TIMEOUT_MAX, Lock, get_ident
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
-from zcactor.apart import bare
 from zcactor.errors import ActorDied, ProtocolError
-from zcactor.later import np
+from zcactor.exception_pickling import bare
+from zcactor.lazy_numpy import np
 from zcactor.marshal.packed import shared
 from zcactor.native import hot
 from zcactor.objectstore.ref import RegionKind

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from zcactor.errors import DeviceUnavailable
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.foreign import array_over_foreign
 from zcactor.process.context import current

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zcactor.apart import bare
 from zcactor.api.passing import FailedArgumentError
 from zcactor.buggify import buggify
 from zcactor.errors import (
@@ -24,6 +23,7 @@ from zcactor.errors import (
     OutOfMemory,
     ZcactorError,
 )
+from zcactor.exception_pickling import bare
 from zcactor.interface import Interface, MethodSpec, shown
 from zcactor.marshal.move import restore
 from zcactor.marshal.sharing import reopen

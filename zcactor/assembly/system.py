@@ -6,10 +6,10 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
-from zcactor.apart import bare
 from zcactor.api.future import packed_result
 from zcactor.api.passing import OwnRef, known_here
 from zcactor.errors import ObjectLost, ProtocolError
+from zcactor.exception_pickling import bare
 from zcactor.execution.actor_runner import current_call
 from zcactor.interface import MARK, Interface
 from zcactor.logs import logger

@@ -18,7 +18,7 @@ from zcactor.errors import AuthenticationError
 from zcactor.token import default_file, find_token, make_token_file
 
 if TYPE_CHECKING:
-    from zcactor.cluster.near_end import Ways
+    from zcactor.cluster.ssh_client import Ways
 
 __all__ = ["down", "up"]
 
@@ -48,7 +48,7 @@ def _names(text: str) -> list[str]:
 
 
 def _ways(ssh: str, python: str) -> Ways:
-    from zcactor.cluster.near_end import Ways
+    from zcactor.cluster.ssh_client import Ways
 
     try:
         command = shlex.split(ssh)
@@ -89,8 +89,8 @@ def up(
         raise fail(f"--head-host is {head_host!r}, which --hosts does not name: {hosts}", 2)
     custom = custom_resources(resources)
     ways = _ways(ssh, python)
-    from zcactor.cluster.far_end import FarOrder
-    from zcactor.cluster.near_end import HostsFailed, bring_up
+    from zcactor.cluster.ssh_client import HostsFailed, bring_up
+    from zcactor.cluster.ssh_remote import FarOrder
 
     order = FarOrder("start", token=_token(), num_cpus=num_cpus, resources=custom)
     try:
@@ -112,7 +112,7 @@ def down(hosts: str, python: str, ssh: str) -> None:
     """
     names = _names(hosts)
     ways = _ways(ssh, python)
-    from zcactor.cluster.near_end import HostsFailed, take_down
+    from zcactor.cluster.ssh_client import HostsFailed, take_down
 
     try:
         asyncio.run(take_down(names, ways, _tell))

@@ -9,8 +9,8 @@ from numpy import ndarray
 
 from zcactor.collectives import kinds
 from zcactor.collectives.exchanges import AllToAll, Concatenate, ConcatenateOverHosts
+from zcactor.collectives.fast_path import begin_broadcast, begin_gather
 from zcactor.collectives.plans import pieces_by
-from zcactor.collectives.prompt import begin_broadcast, begin_gather
 from zcactor.collectives.starting import start
 from zcactor.marshal.on_gpu import is_on_gpu
 
@@ -66,7 +66,7 @@ def allgather(member: Member, x: Any, concat: bool, timeout: float | None) -> Ob
         return begin_gather(member, array, timeout)
     if not array.ndim:
         raise ValueError(f"{what}: arrays without axes cannot be concatenated; pass concat=False, or x[None]")
-    make = Concatenate if member.rails.one_host else ConcatenateOverHosts
+    make = Concatenate if member.hierarchy.one_host else ConcatenateOverHosts
     return start(member, what, timeout, lambda process, call: make(process, call, array, member.eager_nbytes))
 
 

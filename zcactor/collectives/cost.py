@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zcactor.collectives.rails import Rails
+    from zcactor.collectives.hierarchy import Hierarchy
 
 __all__ = ["BULK_NBYTES_PER_S", "MOST_IN_TURN_NBYTES", "GroupPlan", "Line", "fastest", "plan_of"]
 
@@ -85,20 +85,20 @@ class GroupPlan:
         return "\n".join(lines)
 
 
-def plan_of(nbytes: int, rails: Rails, line: Line, eager_nbytes: int, gpus: str = "") -> GroupPlan:
+def plan_of(nbytes: int, hierarchy: Hierarchy, line: Line, eager_nbytes: int, gpus: str = "") -> GroupPlan:
     """Predict the times of an allreduce, and say which plan is taken.
 
     Args:
         nbytes: bytes of each rank's input.
-        rails: the ranks by host.
+        hierarchy: the ranks by host.
         line: the cost of bytes from one member to another; between hosts, where there are several.
         eager_nbytes: bytes of the largest input that travels in frames.
         gpus: the way of arrays on GPUs.
     """
-    size, frame_s = rails.size, line.latency_s
+    size, frame_s = hierarchy.size, line.latency_s
     volume = {"eager": (size - 1) * nbytes}
     seconds = {"eager": frame_s + (size - 1) * nbytes / _FRAME_NBYTES_PER_S + size * nbytes / _SUM_NBYTES_PER_S}
-    if rails.one_host:
+    if hierarchy.one_host:
         others = size - 1
         volume |= {
             "naive": others * nbytes,
@@ -109,7 +109,7 @@ def plan_of(nbytes: int, rails: Rails, line: Line, eager_nbytes: int, gpus: str 
         read = {"naive": size, "shared": 1, "direct": 1, "parameter server": size}
         seconds |= {name: 2 * frame_s + n * nbytes / _SUM_NBYTES_PER_S for name, n in read.items()}
     else:
-        far = _Far(rails, line, nbytes)
+        far = _Far(hierarchy, line, nbytes)
         far.add("naive", 1, far.most_far, size)
         far.add("direct", 2, far.parts_taken / size, far.inputs_read / size)
         far.add("ring", 2 * (size - 1), 2 * (size - 1) / size, 2 * (size - 1) / size)
@@ -117,7 +117,7 @@ def plan_of(nbytes: int, rails: Rails, line: Line, eager_nbytes: int, gpus: str 
         far.add("parameter server", 2, size, size)
         volume |= far.volume
         seconds |= far.seconds
-    plan = "eager" if nbytes <= eager_nbytes else "shared" if rails.one_host else fastest(nbytes, rails, line)
+    plan = "eager" if nbytes <= eager_nbytes else "shared" if hierarchy.one_host else fastest(nbytes, hierarchy, line)
     if plan == "eager":
         reason = f"inputs of at most {eager_nbytes:,} bytes travel in the frames: one meeting"
     elif plan == "shared":
@@ -127,16 +127,16 @@ def plan_of(nbytes: int, rails: Rails, line: Line, eager_nbytes: int, gpus: str 
     elif plan == "naive":
         reason = "each rank takes all inputs of other hosts at once, which is the fastest for so few bytes"
     else:
-        inputs = "all inputs" if rails.flat else "each host's sum"
+        inputs = "all inputs" if hierarchy.flat else "each host's sum"
         reason = f"each rank takes its part of {inputs}, and then the finished parts: the fewest bytes in two steps"
     return GroupPlan(nbytes, size, plan, seconds, volume, reason, gpus)
 
 
-def fastest(nbytes: int, rails: Rails, line: Line) -> str:
+def fastest(nbytes: int, hierarchy: Hierarchy, line: Line) -> str:
     """The faster one of the plans between hosts that add in the group's order: ``"naive"`` or ``"direct"``."""
-    far = _Far(rails, line, nbytes)
-    far.add("naive", 1, far.most_far, rails.size)
-    far.add("direct", 2, far.parts_taken / rails.size, far.inputs_read / rails.size)
+    far = _Far(hierarchy, line, nbytes)
+    far.add("naive", 1, far.most_far, hierarchy.size)
+    far.add("direct", 2, far.parts_taken / hierarchy.size, far.inputs_read / hierarchy.size)
     return min(far.seconds, key=far.seconds.__getitem__)
 
 
@@ -149,16 +149,16 @@ class _Far:
         inputs_read: the parts of inputs and sums that it reads then.
     """
 
-    def __init__(self, rails: Rails, line: Line, nbytes: int) -> None:
-        hosts, size = len(rails.ranks), rails.size
-        least = min(len(ranks) for ranks in rails.ranks)
+    def __init__(self, hierarchy: Hierarchy, line: Line, nbytes: int) -> None:
+        hosts, size = len(hierarchy.ranks), hierarchy.size
+        least = min(len(ranks) for ranks in hierarchy.ranks)
         self._line, self._nbytes = line, nbytes
         self.most_far = size - least
-        served = math.ceil(max(size - len(ranks) for ranks in rails.ranks) / least)
+        served = math.ceil(max(size - len(ranks) for ranks in hierarchy.ranks) / least)
         """The most parts of other hosts that a rank takes finished."""
-        first = self.most_far if rails.everywhere else hosts - 1
+        first = self.most_far if hierarchy.everywhere else hosts - 1
         self.parts_taken = first + served
-        self.inputs_read = size if rails.flat else (served + 1) * size // hosts + hosts
+        self.inputs_read = size if hierarchy.flat else (served + 1) * size // hosts + hosts
         self.volume: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 

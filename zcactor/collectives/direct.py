@@ -1,7 +1,7 @@
 """The direct exchange: the owner of a part takes it from all at once, reduces it, and lends it finished to the others.
 
 Within a host inputs are read through mappings, and the ranks of a host share one result. Between hosts each byte is
-read once by each host that needs it, by the rank whose part it is or by that rank's partner (`rails`).
+read once by each host that needs it, by the rank whose part it is or by that rank's partner (`hierarchy`).
 """
 
 from __future__ import annotations
@@ -168,15 +168,15 @@ class Direct(StagedReduction):
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""
         own = super().begin(member, seq)
-        rails, rank = member.rails, member.rank
-        self._near = rails.near(rank)
+        hierarchy, rank = member.hierarchy, member.rank
+        self._near = hierarchy.near(rank)
         self._wide = wide_dtype(self.array.dtype, self.op)
         self._lends = self._whole or len(self._near) == 1
         self.readers = set(self._near) - {rank}
         self._piece: Piece | None = None
         if self._lends:
             self.source, self._piece = lendable(self.process, self.array)
-            self.readers.update(rails.far(rank))
+            self.readers.update(hierarchy.far(rank))
         else:
             self.source = source_of(self.process, self.array)
         if self._share and self._giver == rank:
@@ -210,10 +210,10 @@ class Direct(StagedReduction):
 
     async def stages(self) -> None:
         """Reduce our part, and then take the parts of others where the result is shared."""
-        rails, rank = self.member.rails, self.member.rank
+        hierarchy, rank = self.member.hierarchy, self.member.rank
         await reach_inputs(self, [other for other in self._near if other != rank])
         if not self._lends:
-            for other in rails.served(rank):
+            for other in hierarchy.served(rank):
                 await self._lend_sum(other)
         low, high = self._bounds[rank]
         dtype = self.array.dtype
@@ -231,17 +231,17 @@ class Direct(StagedReduction):
                 block = self.own_block(nbytes)
                 finished = Piece(block, block.offset, nbytes)
                 await self._reduce(low, high, Operand(block.address, None, block))
-        self.done_with([other for other in rails.far(rank) if self._lends_to_us(other)])
+        self.done_with([other for other in hierarchy.far(rank) if self._lends_to_us(other)])
         if not self._share:
             return
         if finished is not None:
-            for other in rails.partners(rank):
+            for other in hierarchy.partners(rank):
                 self.lend(other, finished)
         await self._put_together(finished)
 
     def _lends_to_us(self, other: int) -> bool:
         """Whether a rank of another host lends its input to ours, and not a part of its host's sum."""
-        return self._whole or len(self.member.rails.near(other)) == 1
+        return self._whole or len(self.member.hierarchy.near(other)) == 1
 
     def _inputs(self, ranks: Iterable[int]) -> list[Operand]:
         """The inputs of ranks of our host."""
@@ -277,11 +277,11 @@ class Direct(StagedReduction):
 
     async def _reduce(self, low: int, high: int, out: Operand) -> None:
         """Reduce elements of the inputs of all ranks to the memory of `out`."""
-        rails, dtype, size = self.member.rails, self.array.dtype, self.member.size
+        hierarchy, dtype, size = self.member.hierarchy, self.array.dtype, self.member.size
         count = high - low
         if not count:
             return
-        if len(rails.ranks) == size and await self._as_they_arrive(low, count, out):
+        if len(hierarchy.ranks) == size and await self._as_they_arrive(low, count, out):
             self._taken += count * dtype.itemsize * (size if self._whole else size - 1)
             return
         if self._whole:
@@ -293,13 +293,13 @@ class Direct(StagedReduction):
             ])  # fmt: skip
             nbytes = count * dtype.itemsize * size
             await self.compute(
-                lambda: fold_by_terms(self.op, dtype, operands, rails.terms, out.address, 0, count), nbytes
+                lambda: fold_by_terms(self.op, dtype, operands, hierarchy.terms, out.address, 0, count), nbytes
             )  # fmt: skip
             self._taken += nbytes
             return
-        operands = await all_of([self._from_host(host, low, count) for host in range(len(rails.ranks))])
+        operands = await all_of([self._from_host(host, low, count) for host in range(len(hierarchy.ranks))])
         await self.fold_to(operands, out, 0, count, None, size)
-        self._taken += count * dtype.itemsize * (len(rails.ranks) - 1)
+        self._taken += count * dtype.itemsize * (len(hierarchy.ranks) - 1)
 
     async def _as_they_arrive(self, low: int, count: int, out: Operand) -> bool:
         """Reduce elements of the inputs of all ranks as they arrive, where each rank has a host for itself. Returns
@@ -325,14 +325,14 @@ class Direct(StagedReduction):
 
     async def _from_host(self, host: int, low: int, count: int) -> Operand:
         """Elements of the sum of a host."""
-        rails, rank = self.member.rails, self.member.rank
-        if host == rails.hosts[rank]:
+        hierarchy, rank = self.member.hierarchy, self.member.rank
+        if host == hierarchy.hosts[rank]:
             if len(self._near) == 1:
                 return _behind(self.source.operand, low * self.array.itemsize)
             block = await self._sum_of_host(low, low + count)
             return Operand(block.address, None, block, self._widened)
-        other = rails.partner(rank, host)
-        if len(rails.ranks[host]) == 1:
+        other = hierarchy.partner(rank, host)
+        if len(hierarchy.ranks[host]) == 1:
             return await self._from_rank(other, low, count)
         nbytes = count * self._wide.itemsize
         return await self.brought(await self.loan(other, nbytes), 0, nbytes, self._widened)
@@ -354,7 +354,7 @@ class Direct(StagedReduction):
         memory = await self.writable(result)
         itemsize = self.array.itemsize
         steps = []
-        for rank in self.member.rails.served(self.member.rank):
+        for rank in self.member.hierarchy.served(self.member.rank):
             low, high = self._bounds[rank]
             if low < high:
                 steps.append(self._take(rank, (high - low) * itemsize, memory, low * itemsize))

@@ -211,8 +211,8 @@ class ConcatenateOverHosts(_Rows, Staged):
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""
         own = super().begin(member, seq)
-        self._near = [rank for rank in member.rails.near(member.rank) if rank != member.rank]
-        self.readers = {*self._near, *member.rails.partners(member.rank)}
+        self._near = [rank for rank in member.hierarchy.near(member.rank) if rank != member.rank]
+        self.readers = {*self._near, *member.hierarchy.partners(member.rank)}
         self._piece: Piece | None = None
         if self.data is not None:
             own = own._replace(data=self.data)
@@ -222,7 +222,7 @@ class ConcatenateOverHosts(_Rows, Staged):
 
     def for_rank(self, rank: int, own: Publication) -> Publication:
         """Our publication for `rank`, with our array for the ranks that take it."""
-        lends = own.failure is None and rank in self.member.rails.partners(self.member.rank)
+        lends = own.failure is None and rank in self.member.hierarchy.partners(self.member.rank)
         return own._replace(result=self._piece) if lends else own
 
     def run(self) -> None:
@@ -242,9 +242,9 @@ class ConcatenateOverHosts(_Rows, Staged):
 
     async def stages(self) -> None:
         """Put our array, and those that we take from other hosts, into the result of our host."""
-        rails, rank = self.member.rails, self.member.rank
+        hierarchy, rank = self.member.hierarchy, self.member.rank
         row = self.array.itemsize * math.prod(self._shape[1:])
-        near = rails.near(rank)
+        near = hierarchy.near(rank)
         giver = near[self.seq % len(near)]
         if giver == rank:
             self.result = self.own_block(self._shape[0] * row)
@@ -257,9 +257,12 @@ class ConcatenateOverHosts(_Rows, Staged):
         first = list(itertools.accumulate(self._rows, initial=0))
         await all_of([
             self.compute(lambda: self._copy(self.array, memory, first[rank] * row), self.array.nbytes),
-            *[self._take(other, memory, first[other] * row, self._rows[other] * row) for other in rails.served(rank)],
+            *[
+                self._take(other, memory, first[other] * row, self._rows[other] * row)
+                for other in hierarchy.served(rank)
+            ],
         ])  # fmt: skip
-        self.done_with(rails.served(rank))
+        self.done_with(hierarchy.served(rank))
 
     async def _take(self, rank: int, memory: Block | Mapped, start: int, nbytes: int) -> None:
         theirs = self.published[rank]

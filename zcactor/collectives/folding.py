@@ -200,7 +200,7 @@ def fold_by_terms(
     Args:
         op, dtype, out, start, count: as for `fold`.
         operands: the inputs of all ranks.
-        terms: the ranks of each term, see `zcactor.collectives.rails.Rails`.
+        terms: the ranks of each term, see `zcactor.collectives.hierarchy.Hierarchy`.
     """
     if len(terms) == 1:
         fold(op, dtype, operands, out, start, count)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor import ids
-from zcactor.apart import text_of
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.collectives.cost import Line
-from zcactor.collectives.rails import Rails
+from zcactor.collectives.hierarchy import Hierarchy
 from zcactor.errors import ActorDied, ConnectionLost, RemoteError, ZcactorError, original_of
+from zcactor.exception_pickling import text_of
 from zcactor.peers.seating import seat_of
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
@@ -131,7 +131,7 @@ async def _tell_former(process: LocalProcess, handle: ActorHandle, key: bytes, e
     process.requests.send(session, "group_superseded", (key[:NAME_NBYTES], epoch))
 
 
-async def measured(process: LocalProcess, key: bytes, first: ActorHandle) -> tuple[Rails, Line, int, str]:
+async def measured(process: LocalProcess, key: bytes, first: ActorHandle) -> tuple[Hierarchy, Line, int, str]:
     """The facts of a group, from the process of its first member: the ranks by host, the cost of bytes from one to
     another, the bytes that travel in frames, and the way of arrays on GPUs.
 
@@ -146,7 +146,7 @@ async def measured(process: LocalProcess, key: bytes, first: ActorHandle) -> tup
     if facts is None:
         raise RuntimeError(f"{seat.label} does not know this group any more: it was started anew; reform the group")
     eager_nbytes, hosts, everywhere, frame_s, nbytes_per_s, _, gpus = facts
-    rails = Rails(hosts, everywhere=everywhere)
-    if rails.one_host:  # nothing depends on it, so it was not measured yet
+    hierarchy = Hierarchy(hosts, everywhere=everywhere)
+    if hierarchy.one_host:  # nothing depends on it, so it was not measured yet
         frame_s = await process.groups().frame_s(session)
-    return rails, Line(frame_s, nbytes_per_s), eager_nbytes, gpus
+    return hierarchy, Line(frame_s, nbytes_per_s), eager_nbytes, gpus

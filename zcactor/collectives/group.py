@@ -12,10 +12,10 @@ from zcactor import ids
 from zcactor.collectives import calls, founding, kinds
 from zcactor.collectives.cost import GroupPlan, plan_of
 from zcactor.collectives.exchanges import AllGather
+from zcactor.collectives.fast_path import begin_barrier, remember, repeated
 from zcactor.collectives.group_options import GroupOptions
 from zcactor.collectives.operations import Refusal
 from zcactor.collectives.plans import result_by
-from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
 from zcactor.collectives.starting import CountedCall, start
 from zcactor.collectives.steps import ReducerStep, RefusedStep
@@ -182,7 +182,7 @@ class Group:
         kinds.check_op(array.dtype, op, what)
         if out is not None:
             kinds.check_out(out, array, what)
-        kinds.check_plan(plan, what, one_host=member.rails.one_host)
+        kinds.check_plan(plan, what, one_host=member.hierarchy.one_host)
         return self._reduce(array, op, out, plan, timeout, "" if plan == "auto" else f", plan={plan!r}")
 
     def _reduce(
@@ -326,10 +326,10 @@ class Group:
         if nbytes < 0:
             raise ValueError(f"Group.explain: nbytes is {nbytes}, and must be at least 0")
         process = current()
-        rails, line, eager_nbytes, gpus = await process.tasks.on_loop(
+        hierarchy, line, eager_nbytes, gpus = await process.tasks.on_loop(
             lambda: founding.measured(process, self._key, self._actors[0])
         )
-        return plan_of(nbytes, rails, line, eager_nbytes, gpus)
+        return plan_of(nbytes, hierarchy, line, eager_nbytes, gpus)
 
     async def reform(self, *, replace: Mapping[int, object] | None = None) -> Group:
         """Make a new epoch of the group, also of a healthy one, with members that were started again or are replaced.

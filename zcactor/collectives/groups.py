@@ -9,15 +9,15 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zcactor.apart import bare
 from zcactor.collectives.cost import BULK_NBYTES_PER_S, Line
 from zcactor.collectives.founding import NAME_NBYTES
+from zcactor.collectives.hierarchy import Hierarchy, hosts_of
 from zcactor.collectives.member import Member
 from zcactor.collectives.operations import Publication
 from zcactor.collectives.passing import pass_groups
-from zcactor.collectives.rails import Rails, hosts_of
 from zcactor.collectives.steps import place_of
 from zcactor.errors import ProtocolError, ZcactorError
+from zcactor.exception_pickling import bare
 from zcactor.logs import logger
 from zcactor.machine import usable_cpus
 from zcactor.peers.seating import Misplaced, Seat
@@ -226,13 +226,13 @@ class Groups:
             ConnectionLost: the process of a member has ended.
         """
         eager_nbytes, hosts, everywhere, frame_s, nbytes_per_s, spin_us = facts
-        rails, line = Rails(hosts, everywhere=everywhere), Line(frame_s, nbytes_per_s)
+        hierarchy, line = Hierarchy(hosts, everywhere=everywhere), Line(frame_s, nbytes_per_s)
         members = self._members.get(key, {})
-        near = {member.seats[rank].process for member in members.values() for rank in rails.near(member.rank)}
+        near = {member.seats[rank].process for member in members.values() for rank in hierarchy.near(member.rank)}
         for process in near - {self.process.process}:  # they write to one another's memory
             await (await self.process.connections.connect(process)).connection.open_writable()
         for member in self._members.get(key, {}).values():
-            member.eager_nbytes, member.rails, member.line = eager_nbytes, rails, line
+            member.eager_nbytes, member.hierarchy, member.line = eager_nbytes, hierarchy, line
             if spin_us:
                 member.spinner = Spinner(self.process.loop, spin_us * 1e-6)
                 member.seat.touch = member.spinner.touch
@@ -249,9 +249,9 @@ class Groups:
     def facts(self, key: bytes) -> Facts | None:
         """The facts of a group that has a member here."""
         for member in self._members.get(key, {}).values():
-            rails, line, spinner = member.rails, member.line, member.spinner
+            hierarchy, line, spinner = member.hierarchy, member.line, member.spinner
             spin_us = 0.0 if spinner is None else spinner.seconds * 1e6
-            hosts, times = (rails.hosts, rails.everywhere), (line.latency_s, line.bytes_per_s)
+            hosts, times = (hierarchy.hosts, hierarchy.everywhere), (line.latency_s, line.bytes_per_s)
             return Facts(member.eager_nbytes, *hosts, *times, spin_us, self._gpus())
         return None
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from zcactor.apart import bare, text_of, type_name
 from zcactor.collectives.cost import Line
+from zcactor.collectives.hierarchy import Hierarchy
 from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication, for_all_ranks
-from zcactor.collectives.rails import Rails
 from zcactor.collectives.sources import own_source
 from zcactor.collectives.steps import STEPS, ReducerStep, is_later, step_of
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
+from zcactor.exception_pickling import bare, text_of, type_name
 from zcactor.logs import logger
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, root_of
 from zcactor.marshal.packed import Packed
@@ -107,7 +107,7 @@ class Member:
         self.size = len(seats)
         self.eager_nbytes = 0
         """Bytes of the largest input that travels in frames; the same on all ranks."""
-        self.rails = Rails(range(self.size))
+        self.hierarchy = Hierarchy(range(self.size))
         """The ranks by host."""
         self.line = Line(0.0, math.inf)
         """The cost of bytes from a rank on another host."""
@@ -130,7 +130,7 @@ class Member:
         """The name of this member in PUSH frames."""
         self.recipes: dict[tuple[Any, tuple[int, ...], str], Any] = {}
         """The facts of sums of small arrays that this rank has made, by dtype, shape and kind; see
-        `zcactor.collectives.prompt.Recipe`."""
+        `zcactor.collectives.fast_path.Recipe`."""
         self._others = [rank_ for rank_ in range(self.size) if rank_ != rank]
         self._words = {other: word_of(key, other) for other in self._others}
         self._peers = [(other, seats[other].process, self._words[other]) for other in self._others]

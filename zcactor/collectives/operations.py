@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from zcactor.apart import bare, text_of, type_name
 from zcactor.errors import ConnectionLost, GroupMismatch, ProtocolError
-from zcactor.later import np
+from zcactor.exception_pickling import bare, text_of, type_name
+from zcactor.lazy_numpy import np
 from zcactor.native import hot
 from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from zcactor.collectives.hierarchy import Hierarchy
     from zcactor.collectives.kinds import Array
-    from zcactor.collectives.rails import Rails
     from zcactor.peers.seating import Seat
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
@@ -37,7 +37,7 @@ class Ranked(Protocol):
     rank: int
     size: int
     eager_nbytes: int
-    rails: Rails
+    hierarchy: Hierarchy
     seats: Sequence[Seat]
     seat: Any
     """The native part, which has the number of the next operation."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zcactor.collectives.folding import Operand, wide_dtype
-from zcactor.collectives.rails import part_bounds
+from zcactor.collectives.hierarchy import part_bounds
 from zcactor.collectives.sources import InputPlace, Piece, lendable
 from zcactor.collectives.staged import StagedReduction
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zcactor.collectives.folding import Operand, fold, fold_by_terms, native_kind, operand_of, swift_nbytes
+from zcactor.collectives.hierarchy import part_bounds
 from zcactor.collectives.kinds import Array, described
 from zcactor.collectives.lending import lent_or_copied, snapshot
 from zcactor.collectives.operations import Collective, Publication, Ranked, sealed
-from zcactor.collectives.rails import part_bounds
 from zcactor.collectives.sources import InputPlace, is_reached, operand_at, reach_inputs, source_of
 from zcactor.errors import ProtocolError
 from zcactor.native import hot
@@ -73,7 +73,7 @@ class Reduction(Collective):
 
     def fold(self, operands: Sequence[Operand], result: Array) -> None:
         """Reduce the inputs of all ranks to `result`, which is contiguous."""
-        terms = self.member.rails.terms
+        terms = self.member.hierarchy.terms
         fold_by_terms(self.op, self.array.dtype, operands, terms, result.ctypes.data, self.start, self.count)
 
     def deliver(self, result: Array) -> None:
@@ -139,7 +139,7 @@ class Eager(Reduction):
         dtype = self.array.dtype
         inputs = self.inputs(self.array.nbytes)
         result = np.empty(self.shape, dtype)
-        kind = None if self.is_piece or not self.member.rails.flat else native_kind(dtype, self.op)
+        kind = None if self.is_piece or not self.member.hierarchy.flat else native_kind(dtype, self.op)
         if kind is not None and dtype.kind != "c":  # as `fold` does, with less around it
             hot.fold(kind, inputs, result, self.count, len(inputs) if self.op == "mean" else 0)
         else:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zcactor.apart import bare
 from zcactor.collectives.folding import Memory, Operand, fold, swift_nbytes
 from zcactor.collectives.operations import Collective, sealed
 from zcactor.collectives.reductions import Reduction
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.exception_pickling import bare
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.store import Block
 

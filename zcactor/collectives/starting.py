@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from zcactor.apart import fields_of
 from zcactor.api.future import ObjectRef
 from zcactor.collectives.operations import Refusal
 from zcactor.errors import GroupTimeout, OutOfMemory
+from zcactor.exception_pickling import fields_of
 from zcactor.options import checked_seconds
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from zcactor.apart import module_name
+from zcactor.exception_pickling import module_name
 
 __all__ = ["KDL_CUDA", "Kind", "is_parameter", "kind_of"]
 

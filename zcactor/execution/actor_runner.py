@@ -9,9 +9,9 @@ from contextlib import suppress
 from types import CoroutineType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import text_of, type_name
 from zcactor.api.future import ObjectRef
 from zcactor.api.passing import Awaited, FailedArgumentError, Unresolved
+from zcactor.exception_pickling import text_of, type_name
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
 from zcactor.execution.begun import Begun

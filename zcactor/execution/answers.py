@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import bare, cause_of, context_of, fields_of, text_of, type_name
 from zcactor.errors import ConnectionLost, DeviceError, RemoteError
+from zcactor.exception_pickling import bare, cause_of, context_of, fields_of, text_of, type_name
 from zcactor.execution.failure import Failure, log_failure, pack_as_text
 from zcactor.rpc.incoming import NO_ANSWER
 from zcactor.rpc.messages import Status

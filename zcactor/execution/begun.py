@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from zcactor.apart import bare, traceback_of
 from zcactor.api.future import ObjectRef
+from zcactor.exception_pickling import bare, traceback_of
 from zcactor.execution.failure import log_failure
 from zcactor.process.context import current_host
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import bare
+from zcactor.exception_pickling import bare
 from zcactor.execution.failure import log_failure
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import types
 from asyncio.tasks import _enter_task, _leave_task
 from typing import TYPE_CHECKING, Any
 
-from zcactor.apart import cause_of
+from zcactor.exception_pickling import cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator

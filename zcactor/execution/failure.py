@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.msgpack import Ext
 
 from zcactor import errors
-from zcactor.apart import text_of, traceback_of, type_name
 from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error, remote_of
+from zcactor.exception_pickling import text_of, traceback_of, type_name
 from zcactor.interface import shown
 from zcactor.logs import logger
 from zcactor.marshal import pickling

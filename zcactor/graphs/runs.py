@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from numpy import ndarray
 
 from zcactor import ids
-from zcactor.apart import bare, text_of
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.api.passing import FailedArgumentError, passed_value
@@ -24,6 +23,7 @@ from zcactor.errors import (
     ZcactorError,
     original_of,
 )
+from zcactor.exception_pickling import bare, text_of
 from zcactor.graphs.layout import RUN_BITS, GraphLayout, NodeSlot, tasks_of
 from zcactor.graphs.share import KEY_NBYTES
 from zcactor.graphs.values import PLAIN, Outcome

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ProtocolError
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.native import hot
 
 if TYPE_CHECKING:

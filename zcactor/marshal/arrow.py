@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

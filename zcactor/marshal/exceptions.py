@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import fill, has_own_reduction, make, take_apart, text_of, type_name
 from zcactor.errors import RemoteError, make_remote_error
+from zcactor.exception_pickling import fill, has_own_reduction, make, take_apart, text_of, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,10 +19,20 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zcactor.apart import bare, class_name, fields_of, is_any, module_name, mro_of, namespace_of, text_of, type_name
 from zcactor.errors import ZcactorError
+from zcactor.exception_pickling import (
+    bare,
+    class_name,
+    fields_of,
+    is_any,
+    module_name,
+    mro_of,
+    namespace_of,
+    text_of,
+    type_name,
+)
 from zcactor.interface import shown
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import is_shareable, plain_of
 from zcactor.marshal.exceptions import Exceptions
 from zcactor.marshal.move import Move, is_moved

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import type_name
-from zcactor.later import np
+from zcactor.exception_pickling import type_name
+from zcactor.lazy_numpy import np
 from zcactor.marshal import spilling
 from zcactor.marshal.explaining import explain
 from zcactor.marshal.move import (

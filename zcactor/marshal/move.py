@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from weakref import ref
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import innermost, is_shareable, plain_of
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.objectstore.fields import exchange, layout_is_known

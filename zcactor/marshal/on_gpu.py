@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from weakref import ref
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 
 __all__ = ["is_on_gpu", "may_be_on_gpu"]
 

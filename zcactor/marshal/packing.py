@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.marshal import pickling
 from zcactor.marshal.arrays import (
     array_address,

@@ -18,8 +18,8 @@ from types import CodeType, FunctionType, MemberDescriptorType, resolve_bases
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakSet, ref
 
-from zcactor.apart import module_name, namespace_of
-from zcactor.later import np
+from zcactor.exception_pickling import module_name, namespace_of
+from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import array_address, is_shareable, plain_of
 from zcactor.marshal.arrow import reduce_array
 from zcactor.marshal.exceptions import Exceptions

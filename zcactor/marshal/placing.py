@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import array_address, byte_bounds, packed_strides
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import base_of, byte_bounds, innermost, plain_of, root_of
 from zcactor.marshal.placing import place
 from zcactor.native import hot

@@ -9,7 +9,7 @@ from weakref import ref
 import msgspec
 
 from zcactor.errors import ProtocolError
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.marshal import pickling, spilling
 from zcactor.marshal.arrays import (
     array_address,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from zcactor.errors import ProtocolError
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 
 __all__ = [

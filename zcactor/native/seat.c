@@ -1,5 +1,5 @@
 /* Meeting and Seat: the publications of the ranks of a group, as they come in PUSH frames; see
- * zcactor/collectives/member.py and zcactor/collectives/prompt.py. */
+ * zcactor/collectives/member.py and zcactor/collectives/fast_path.py. */
 #include "hot.h"
 
 #define RANK_BITS 20 /* zcactor.collectives.member: bits of a PUSH frame's key for the rank that has sent it */

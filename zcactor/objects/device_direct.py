@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zcactor.apart import bare
 from zcactor.errors import ConnectionLost, DeviceError, ObjectLost, OutOfMemory, ProtocolError
+from zcactor.exception_pickling import bare
 from zcactor.objects.device_card import Momentary, prove, registered
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.device_waiting import until_done

@@ -13,9 +13,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zcactor.apart import bare
 from zcactor.errors import ConnectionLost, NotInitialized, ObjectLost, ProtocolError, ZcactorError
-from zcactor.later import np
+from zcactor.exception_pickling import bare
+from zcactor.lazy_numpy import np
 from zcactor.objects.device_waiting import copied, until_done
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.copies import THROUGH_HOST

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import DeviceUnavailable
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 
 if TYPE_CHECKING:
     from zcactor.objectstore.store import Store

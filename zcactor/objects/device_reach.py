@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from zcactor.apart import bare, text_of
 from zcactor.errors import (
     ConnectionLost,
     DeviceError,
@@ -23,7 +22,8 @@ from zcactor.errors import (
     ZcactorError,
     original_of,
 )
-from zcactor.later import np
+from zcactor.exception_pickling import bare, text_of
+from zcactor.lazy_numpy import np
 from zcactor.marshal.values import Code, unpackers
 from zcactor.objects.device_direct import DirectReads, Rejections
 from zcactor.objects.device_pieces import DevicePieces

@@ -6,8 +6,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from zcactor.apart import bare
 from zcactor.errors import DeviceError
+from zcactor.exception_pickling import bare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
-from zcactor.apart import bare
 from zcactor.buggify import buggify, dawdle
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
+from zcactor.exception_pickling import bare
 from zcactor.logs import logger
 from zcactor.objects.holders import Holdings, granted, reached
 from zcactor.objectstore.lease import Lease, RemoteLease

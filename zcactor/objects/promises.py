@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor import ids
-from zcactor.apart import bare
 from zcactor.api.future import packed_result
 from zcactor.api.passing import OwnRef, RefHolder
 from zcactor.errors import ConnectionLost, ObjectLost, RemoteError, ZcactorError, remote_of
+from zcactor.exception_pickling import bare
 from zcactor.marshal.packed import Packed
 from zcactor.objects.locations import LostPart, as_arrived
 from zcactor.rpc.call import Call

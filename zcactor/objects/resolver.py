@@ -12,10 +12,10 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zcactor.apart import bare, text_of
 from zcactor.api.handle import ActorHold
 from zcactor.api.passing import OwnRef, RefHolder
 from zcactor.errors import ObjectLost, OutOfMemory, ProtocolError, ZcactorError, original_of
+from zcactor.exception_pickling import bare, text_of
 from zcactor.objects.device_reach import DeviceReach
 from zcactor.objects.holders import granted, reached
 from zcactor.objects.locations import LostPart, outcome

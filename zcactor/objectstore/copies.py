@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor.errors import CopyWarning
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.native import hot
 from zcactor.objectstore.bulk_copy import copy_in_bulk
 from zcactor.objectstore.parallel import PARALLEL_NBYTES, in_parallel

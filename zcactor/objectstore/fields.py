@@ -7,7 +7,7 @@ import ctypes
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.transport.mapping import Window
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from weakref import WeakMethod, ref
 
 from zcactor import ids
 from zcactor.errors import DeviceUnavailable, NotInitialized, OutOfMemory
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.native import hot
 from zcactor.objectstore import forks
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from zcactor.apart import text_of
 from zcactor.errors import ActorDied, ConnectionLost, ZcactorError
+from zcactor.exception_pickling import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from zcactor.apart import text_of, type_name
 from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, RemoteError, remote_of
+from zcactor.exception_pickling import text_of, type_name
 from zcactor.interface import shown
 from zcactor.logs import logger
 

@@ -7,8 +7,8 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.apart import bare
 from zcactor.errors import ProtocolError
+from zcactor.exception_pickling import bare
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 import msgspec
 
 from zcactor import signals
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 from zcactor.workers.exits import forget_exit_functions, run_exit_functions
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Nodes on other hosts by the system's ssh: `bring_up` and `take_down`, the near end of ``zcactor up`` and ``down``.
 
 Each host has one ssh, which stays until all nodes are ready. Where this process ends before that, each ssh loses its
-input, and the far ends (`zcactor.cluster.far_end`) end the nodes that they have started.
+input, and the far ends (`zcactor.cluster.ssh_remote`) end the nodes that they have started.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from zcactor.cluster.far_end import KEEP, KEEP_ON, MARK, FarAnswer, FarOrder, script
+from zcactor.cluster.ssh_remote import KEEP, KEEP_ON, MARK, FarAnswer, FarOrder, script
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence

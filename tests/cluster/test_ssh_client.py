@@ -18,9 +18,9 @@ import pytest
 from tests.cluster.fake_ssh import VERSIONS, FakeSsh
 from tests.cluster.hosts import Hosts
 from tests.driver.programs import ROOT, take_signals, until
-from zcactor.cluster.far_end import MARK, FarOrder
-from zcactor.cluster.near_end import HostsFailed, Ways, bring_up, take_down
 from zcactor.cluster.records import NodeFile, list_nodes
+from zcactor.cluster.ssh_client import HostsFailed, Ways, bring_up, take_down
+from zcactor.cluster.ssh_remote import MARK, FarOrder
 
 PATIENCE = 120.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -184,8 +184,8 @@ def test_a_command_that_is_ended_leaves_nothing(hosts: Hosts, ssh: FakeSsh, end:
     ssh.interpreter("b", f"{GREETS}; cat >/dev/null")
     source = (
         "import asyncio, sys\n"
-        "from zcactor.cluster.far_end import FarOrder\n"
-        "from zcactor.cluster.near_end import Ways, bring_up\n"
+        "from zcactor.cluster.ssh_remote import FarOrder\n"
+        "from zcactor.cluster.ssh_client import Ways, bring_up\n"
         f"ways = Ways((sys.argv[1],), 'fake-python', {VERSIONS})\n"
         "order = FarOrder('start', sys.argv[2], port=0)\n"
         "say = lambda line: print(line, flush=True)\n"

@@ -2,7 +2,7 @@
 as they are.
 
 The short way does what `zcactor.collectives.member.Member.begin` does and sends the same frames, so each rank may take
-either. The native part enters the publications into a meeting, and calls `Prompt.met` with the last one. After a
+either. The native part enters the publications into a meeting, and calls `FastPath.met` with the last one. After a
 context switch a Python function costs a multiple of its warm time, so there are few of them.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zcactor.collectives.member import Member
     from zcactor.process.context import LocalProcess
 
-__all__ = ["Prompt", "Recipe", "begin_barrier", "begin_broadcast", "begin_gather", "remember", "repeated"]
+__all__ = ["FastPath", "Recipe", "begin_barrier", "begin_broadcast", "begin_gather", "remember", "repeated"]
 
 _MOST: Final = 256
 """Kinds of calls that a member remembers, at most: a program has a few."""
@@ -64,7 +64,7 @@ class Recipe(NamedTuple):
     """Whether the ranks take turns, instead of sending the array in frames."""
 
 
-class Prompt(Collective):
+class FastPath(Collective):
     """The base of operations that begin the short way. As long as all ranks publish the same call, there is nothing but
     the meeting. Otherwise `published` gets the publications, and they are looked at as those of all operations are.
 
@@ -142,7 +142,7 @@ class Prompt(Collective):
         self.call.complete_plain(result)
 
 
-class PromptSum(Prompt, Eager):
+class FastSum(FastPath, Eager):
     """An allreduce of a small array by a recipe.
 
     Attributes:
@@ -154,7 +154,7 @@ class PromptSum(Prompt, Eager):
     data: bytes
 
     def met(self, values: tuple[Any, ...] | None) -> None:
-        """See `Prompt.met`. Reduce."""
+        """See `FastPath.met`. Reduce."""
         if values is None or self.failure is not None:
             self._look()
             return
@@ -170,11 +170,11 @@ class PromptSum(Prompt, Eager):
         self.call.complete_plain(result)
 
 
-class PromptInTurn(Prompt, InTurn):
+class FastInTurn(FastPath, InTurn):
     """An allreduce of two ranks by turns, by a recipe. Each input lies in the store of its rank, without gaps.
 
     Args:
-        member, call: as for `Prompt`.
+        member, call: as for `FastPath`.
         recipe: for the array.
         array: this rank's input, to which nobody else can write; it is lent until the end.
         gives: whether this rank reduces.
@@ -194,7 +194,7 @@ class PromptInTurn(Prompt, InTurn):
             self.lent = array
 
     def met(self, values: tuple[Any, ...] | None) -> None:
-        """See `Prompt.met`. Reduce both inputs, or take the result."""
+        """See `FastPath.met`. Reduce both inputs, or take the result."""
         other = None if values is None else values[1 - self.member.rank]
         if self.failure is not None or type(other) is not (int if self.held else np.ndarray):
             self.shape, self.op, self.count = self.array.shape, self.recipe.op, self.array.size
@@ -232,26 +232,26 @@ class PromptInTurn(Prompt, InTurn):
         return result
 
 
-class PromptBarrier(Prompt, Barrier):
+class FastBarrier(FastPath, Barrier):
     """A barrier."""
 
 
-class PromptGather(Prompt, AllGather):
+class FastGather(FastPath, AllGather):
     """The arrays of all ranks for all, by reference."""
 
     def met(self, values: tuple[Any, ...] | None) -> None:
-        """See `Prompt.met`."""
+        """See `FastPath.met`."""
         if values is None or self.failure is not None:
             self._look()
             return
         self._give([*values])
 
 
-class PromptBroadcast(Prompt, Broadcast):
+class FastBroadcast(FastPath, Broadcast):
     """The array of one rank for all."""
 
     def met(self, values: tuple[Any, ...] | None) -> None:
-        """See `Prompt.met`."""
+        """See `FastPath.met`."""
         if values is None or self.failure is not None or type(values[self.root]) is not np.ndarray:
             self._look()
             return
@@ -271,7 +271,7 @@ def remember(member: Member, array: Array, op: str, make: Callable[..., Any]) ->
     if not in_turn and make is not Eager:
         return
     kind = native_kind(array.dtype, op)
-    if kind is None or array.dtype.kind == "c" or not member.rails.flat or len(member.recipes) >= _MOST:
+    if kind is None or array.dtype.kind == "c" or not member.hierarchy.flat or len(member.recipes) >= _MOST:
         return
     dtype_from_code(dtype_code(array.dtype))  # the native part sends and takes arrays of dtypes that are known
     signature = signature_of("allreduce", array.dtype, array.shape, op, "")
@@ -318,7 +318,7 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
         ):
             return None
         call, ref = _promise(process, "Group.allreduce")
-        member.begin_promptly(PromptInTurn(member, call, recipe, x, gives), offset)
+        member.begin_promptly(FastInTurn(member, call, recipe, x, gives), offset)
         return ref
     if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
         data = snapshot(process, x)
@@ -327,14 +327,14 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
     copied[0] += 1
     copied[1] += recipe.nbytes
     call, ref = _promise(process, "Group.allreduce")
-    operation = PromptSum(member, call, recipe.signature, recipe.like, 0, recipe.nbytes)
+    operation = FastSum(member, call, recipe.signature, recipe.like, 0, recipe.nbytes)
     operation.recipe, operation.data = recipe, (data := x.tobytes())
     member.begin_promptly(operation, data)
     return ref
 
 
-def _sum(member: Member, call: Call, recipe: Recipe, data: bytes) -> PromptSum:
-    operation = PromptSum(member, call, recipe.signature, recipe.like, 0, recipe.nbytes)
+def _sum(member: Member, call: Call, recipe: Recipe, data: bytes) -> FastSum:
+    operation = FastSum(member, call, recipe.signature, recipe.like, 0, recipe.nbytes)
     operation.recipe, operation.data = recipe, data
     return operation
 
@@ -352,7 +352,7 @@ def _promise(process: LocalProcess, what: str) -> tuple[Call, ObjectRef[Any]]:
 
 
 def _begin(
-    kind: type[Prompt], member: Member, what: str, signature: str, timeout: float | None,
+    kind: type[FastPath], member: Member, what: str, signature: str, timeout: float | None,
     array: Array | None = None, root: int = 0,
 ) -> ObjectRef[Any]:  # fmt: skip
     """Start an operation whose publication is its call and an array. Any thread may call this."""
@@ -366,16 +366,16 @@ def _begin(
 
 def begin_barrier(member: Member, timeout: float | None) -> ObjectRef[None]:
     """Start a barrier. Any thread may call this."""
-    return _begin(PromptBarrier, member, "Group.barrier", "barrier()", timeout)
+    return _begin(FastBarrier, member, "Group.barrier", "barrier()", timeout)
 
 
 def begin_gather(member: Member, array: Array, timeout: float | None) -> ObjectRef[list[Array]]:
     """Start an allgather by reference. Any thread may call this."""
     passed = as_passed(member.process, array)
-    return _begin(PromptGather, member, "Group.allgather", "allgather(concat=False)", timeout, passed)
+    return _begin(FastGather, member, "Group.allgather", "allgather(concat=False)", timeout, passed)
 
 
 def begin_broadcast(member: Member, root: int, array: Array | None, timeout: float | None) -> ObjectRef[Array]:
     """Start a broadcast. Any thread may call this."""
     passed = None if array is None else as_passed(member.process, array)
-    return _begin(PromptBroadcast, member, "Group.broadcast", f"broadcast(root={root})", timeout, passed, root)
+    return _begin(FastBroadcast, member, "Group.broadcast", f"broadcast(root={root})", timeout, passed, root)

@@ -50,7 +50,7 @@ except ImportError as error:
 say(versions=[zcactor.__version__, "%d.%d" % sys.version_info[:2]])
 line = sys.stdin.readline()
 if line:
-    from zcactor.cluster.far_end import serve
+    from zcactor.cluster.ssh_remote import serve
     sys.exit(serve(line))
 """
 """The program of the far end until its version is known to be ours. Any Python 3 can read it."""

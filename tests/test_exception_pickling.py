@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from tests.test_errors import PLAIN
-from zcactor.apart import put_together, take_apart
+from zcactor.exception_pickling import put_together, take_apart
 
 
 @pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cluster.fake_ssh import VERSIONS
 from tests.driver.programs import ROOT
-from zcactor.cluster.far_end import MARK, FarAnswer, listening_host, script
 from zcactor.cluster.rendezvous import outward
+from zcactor.cluster.ssh_remote import MARK, FarAnswer, listening_host, script
 
 
 def answers(shell: str, python: str, given: str = "") -> list[FarAnswer]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Rails", "hosts_of", "part_bounds"]
+__all__ = ["Hierarchy", "hosts_of", "part_bounds"]
 
 _LINE: Final = 64
 """Bytes of a cache line: no two ranks write to one."""
 
 
-class Rails:
+class Hierarchy:
     """The ranks of a group by host.
 
     Args:

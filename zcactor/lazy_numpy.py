@@ -1,4 +1,4 @@
-"""NumPy, imported where it is first used: ``from zcactor.later import np``.
+"""NumPy, imported where it is first used: ``from zcactor.lazy_numpy import np``.
 
 NumPy takes longer to import than this package does. A head, the agent of a node and most commands never touch an array,
 so they do without it.

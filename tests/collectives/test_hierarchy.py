@@ -5,41 +5,43 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zcactor.collectives.rails import Rails, hosts_of, part_bounds
+from zcactor.collectives.hierarchy import Hierarchy, hosts_of, part_bounds
 
 placements = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
 
 def test_hosts_are_numbered_by_their_lowest_rank() -> None:
-    rails = Rails([7, 2, 7, 5])
-    assert rails.hosts == (0, 1, 0, 2)
-    assert rails.ranks == ((0, 2), (1,), (3,)) == rails.terms
-    assert not rails.flat and not rails.one_host
-    assert Rails([7, 2, 7, 5], everywhere=True).terms == ((0, 1, 2, 3),)
-    assert Rails([3, 3]).one_host and Rails([3, 3]).terms == ((0, 1),) == Rails([0, 1]).terms
+    hierarchy = Hierarchy([7, 2, 7, 5])
+    assert hierarchy.hosts == (0, 1, 0, 2)
+    assert hierarchy.ranks == ((0, 2), (1,), (3,)) == hierarchy.terms
+    assert not hierarchy.flat and not hierarchy.one_host
+    assert Hierarchy([7, 2, 7, 5], everywhere=True).terms == ((0, 1, 2, 3),)
+    assert Hierarchy([3, 3]).one_host and Hierarchy([3, 3]).terms == ((0, 1),) == Hierarchy([0, 1]).terms
 
 
 def test_local_ranks_of_equal_hosts_exchange_with_each_other() -> None:
-    rails = Rails([0, 0, 1, 1, 2, 2])
-    assert rails.partners(1) == [3, 5] == rails.served(1)
-    assert rails.near(3) == (2, 3) and rails.far(3) == [0, 1, 4, 5]
+    hierarchy = Hierarchy([0, 0, 1, 1, 2, 2])
+    assert hierarchy.partners(1) == [3, 5] == hierarchy.served(1)
+    assert hierarchy.near(3) == (2, 3) and hierarchy.far(3) == [0, 1, 4, 5]
 
 
 @given(placements)
 def test_each_part_is_taken_once_by_each_other_host(hosts: list[int]) -> None:
-    rails = Rails(hosts)
-    for rank in range(rails.size):
-        takers = [other for other in range(rails.size) if rank in rails.served(other)]
-        assert sorted(rails.hosts[taker] for taker in takers) == sorted({*rails.hosts} - {rails.hosts[rank]})
-        assert sorted(takers) == sorted(rails.partners(rank))
-        assert sorted((*rails.near(rank), *rails.far(rank))) == list(range(rails.size))
+    hierarchy = Hierarchy(hosts)
+    for rank in range(hierarchy.size):
+        takers = [other for other in range(hierarchy.size) if rank in hierarchy.served(other)]
+        assert sorted(hierarchy.hosts[taker] for taker in takers) == sorted(
+            {*hierarchy.hosts} - {hierarchy.hosts[rank]}
+        )
+        assert sorted(takers) == sorted(hierarchy.partners(rank))
+        assert sorted((*hierarchy.near(rank), *hierarchy.far(rank))) == list(range(hierarchy.size))
 
 
 @given(placements)
 def test_processes_of_one_host_all_map_each_other(hosts: list[int]) -> None:
     size = len(hosts)
     mapped = [[other for other in range(at, size) if hosts[other] == hosts[at]] for at in range(size)]
-    assert Rails(hosts_of(mapped)).hosts == Rails(hosts).hosts
+    assert Hierarchy(hosts_of(mapped)).hosts == Hierarchy(hosts).hosts
 
 
 def test_a_process_that_not_all_of_a_host_map_is_on_another_one() -> None:

@@ -8,7 +8,7 @@ import sys
 import numpy
 import pytest
 
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 
 
 def test_it_is_numpy() -> None:
@@ -23,7 +23,7 @@ WITHOUT = """
 import sys
 import zcactor
 import zcactor.cli.main
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 
 assert "numpy" not in sys.modules
 assert not isinstance(1, np.ndarray) and not isinstance(1.0, np.generic) and type(b"") is not np.ndarray
@@ -31,14 +31,14 @@ assert "numpy" not in sys.modules
 """
 
 CALLED = """
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 made = np.ndarray(3, np.uint8)
 import numpy
 assert type(made) is numpy.ndarray is np.ndarray and made.shape == (3,)
 """
 
 FOUND = """
-from zcactor.later import np
+from zcactor.lazy_numpy import np
 before = np.ndarray
 import numpy
 assert not isinstance(numpy.empty(0), before)
