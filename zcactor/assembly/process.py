@@ -16,12 +16,12 @@ from zcactor.assembly.devices import device_opener
 from zcactor.assembly.endpoints import address_of
 from zcactor.assembly.hub import ProcessHub, checker_of
 from zcactor.assembly.system import SystemActor, system_interface
-from zcactor.collectives.entrance import GroupEntrance
+from zcactor.collectives.lazy_groups import LazyGroups
 from zcactor.errors import ConnectionLost
 from zcactor.execution.runners import Hosts
 from zcactor.execution.threads import Threads
 from zcactor.execution.watchdog import Watchdog
-from zcactor.graphs.entrance import GraphEntrance
+from zcactor.graphs.lazy_graphs import LazyGraphs
 from zcactor.marshal import Marshaller
 from zcactor.native import hot
 from zcactor.objects.adoption import Adoptions
@@ -128,7 +128,7 @@ class Process:
             self.place.pid, self.tasks, self.sessions, self.requests, self.promises, self.resolver, self.locations
         )
         self.adoptions = Adoptions(self.tasks, self.connections, self.requests, store, self.copies, self.locations)
-        self.groups, self.graphs = GroupEntrance(self, self.hosts), GraphEntrance(self, self.hosts)
+        self.groups, self.graphs = LazyGroups(self, self.hosts), LazyGraphs(self, self.hosts)
         # notices silent peers on other hosts; agents notice each other
         self.failure_detector: FailureDetector | None = None
         self.idle_reaper: IdleReaper | None = None  # closes idle connections; an agent keeps its own

@@ -14,12 +14,12 @@ from zcactor.api.passing import Awaited, FailedArgumentError, Unresolved
 from zcactor.exception_pickling import text_of, type_name
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
-from zcactor.execution.begun import Begun
 from zcactor.execution.closing import TAKEN_IN, close_instance
 from zcactor.execution.eager_task import start_eagerly
 from zcactor.execution.failure import log_failure, passable
 from zcactor.execution.generators import AsyncProducer, SyncProducer
 from zcactor.execution.mailbox import Mailbox
+from zcactor.execution.open_tasks import OpenTasks
 from zcactor.interface import Interface, MethodKind, MethodSpec
 from zcactor.process.context import call_deadline, current_host
 from zcactor.rpc.incoming import NO_ANSWER, Incoming
@@ -145,7 +145,7 @@ class ActorRunner:
         self._loop = process.loop
         self._is_system = index <= process.last_system_index
         shared = options.get("process") == "shared"
-        self.begun = None if self._is_system else Begun(self._loop, label, shared=shared)
+        self.open_tasks = None if self._is_system else OpenTasks(self._loop, label, shared=shared)
         self._context = contextvars.copy_context()
         self._context.run(current_host.set, self)
         if not self._is_system:
@@ -247,8 +247,8 @@ class ActorRunner:
     async def _end(self, seconds: float = TAKEN_IN) -> None:
         await close_instance(self.instance, self.label, self._mailboxes[""].run, self._outcome)
         await self._step(seconds, self.process.requests.delivered(self.process.sessions))
-        if self.begun is not None:  # behind the answers, whose promises a task may have to keep
-            await self.begun.end(seconds, self._begin)
+        if self.open_tasks is not None:  # behind the answers, whose promises a task may have to keep
+            await self.open_tasks.end(seconds, self._begin)
         if kept := self._let_go():
             await self._step(min(seconds, _DROPPED), self._mailboxes[""].run(kept.clear))
         self.close()
@@ -282,8 +282,8 @@ class ActorRunner:
                         self._refuse(incoming)
                     if incoming.task is not None:
                         incoming.task.cancel()
-        if self.begun is not None:
-            self.begun.cancel()
+        if self.open_tasks is not None:
+            self.open_tasks.cancel()
         if kept := self._let_go():
             self._mailboxes[""].post(kept.clear)
         for mailbox in self._mailboxes.values():

@@ -25,8 +25,8 @@ from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
-from zcactor.execution.begun import leave_to_its_task, watch_generators, watch_tasks
 from zcactor.execution.closing import OF_AN_END
+from zcactor.execution.open_tasks import leave_to_its_task, watch_generators, watch_tasks
 from zcactor.interface import Interface, shown
 from zcactor.logs import logger
 from zcactor.node.numeric_threads import follow_cpus, follow_environment, read_too_early

@@ -15,7 +15,7 @@ from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any
 
 from zcactor.assembly.process import Process
-from zcactor.execution.begun import is_ours
+from zcactor.execution.open_tasks import is_ours
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store
 from zcactor.process import context

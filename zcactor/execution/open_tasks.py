@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
     from types import CodeType, FrameType, TracebackType
 
-__all__ = ["Begun", "is_ours", "leave_to_its_task", "watch_generators", "watch_tasks"]
+__all__ = ["OpenTasks", "is_ours", "leave_to_its_task", "watch_generators", "watch_tasks"]
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _ASYNCIO = f"{Path(asyncio.__file__).parent}{os.sep}"
@@ -93,9 +93,9 @@ def watch_generators() -> None:
     hooks = sys.get_asyncgen_hooks()
 
     def begins(generator: AsyncGenerator[Any, Any]) -> None:
-        begun = getattr(current_host.get(), "begun", None)
-        if begun is not None:
-            begun.generators.add(generator)
+        open_tasks = getattr(current_host.get(), "open_tasks", None)
+        if open_tasks is not None:
+            open_tasks.generators.add(generator)
         if hooks.firstiter is not None:
             hooks.firstiter(generator)
 
@@ -104,13 +104,13 @@ def watch_generators() -> None:
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     task = asyncio.Task(coroutine, loop=loop, **options)
-    begun = getattr(current_host.get(), "begun", None)
-    if begun is not None:
-        begun.tasks.add(task)
+    open_tasks = getattr(current_host.get(), "open_tasks", None)
+    if open_tasks is not None:
+        open_tasks.tasks.add(task)
     return task
 
 
-class Begun:
+class OpenTasks:
     """The tasks and async generators of one actor.
 
     Args:

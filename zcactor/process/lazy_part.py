@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from zcactor.rpc.session import Session
 
-__all__ = ["Entrance"]
+__all__ = ["LazyPart"]
 
 
 class Rare(Protocol):
@@ -28,7 +28,7 @@ class Rare(Protocol):
 P = TypeVar("P", bound=Rare)
 
 
-class Entrance(Generic[P]):
+class LazyPart(Generic[P]):
     """The maker of a part when it is first needed, so that its modules are imported then; a call returns the part. Used
     on the loop's thread.
 

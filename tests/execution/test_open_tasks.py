@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from zcactor.execution import begun as begun_module
-from zcactor.execution.begun import Begun, is_ours, leave_to_its_task, watch_generators, watch_tasks
+from zcactor.execution import open_tasks as begun_module
+from zcactor.execution.open_tasks import OpenTasks, is_ours, leave_to_its_task, watch_generators, watch_tasks
 from zcactor.process.context import current_host
 from zcactor.process.tasks import Tasks
 
@@ -24,9 +24,9 @@ class Actor:
     """An actor as its tasks see it: a context."""
 
     def __init__(self, *, shared: bool = True) -> None:
-        self.begun = Begun(asyncio.get_running_loop(), "A(1)", shared=shared)
+        self.open_tasks = OpenTasks(asyncio.get_running_loop(), "A(1)", shared=shared)
         self.context: Context = copy_context()
-        self.context.run(current_host.set, SimpleNamespace(begun=self.begun))
+        self.context.run(current_host.set, SimpleNamespace(open_tasks=self.open_tasks))
 
     def begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Make a task as the actor's code does."""
@@ -34,7 +34,7 @@ class Actor:
 
     async def end(self, seconds: float = PATIENCE) -> None:
         """End what it has begun."""
-        await self.begun.end(seconds, lambda step: asyncio.create_task(step, context=self.context.copy()))
+        await self.open_tasks.end(seconds, lambda step: asyncio.create_task(step, context=self.context.copy()))
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ async def test_without_waiting() -> None:
     actor = Actor()
     own = actor.begin(forever())
     await asyncio.sleep(0)
-    actor.begun.cancel()
+    actor.open_tasks.cancel()
     assert not own.done() and own.cancelling()
     await asyncio.wait([own])
 
@@ -94,7 +94,7 @@ async def test_where_the_process_is_its_own_tasks_of_any_factory_are_cancelled()
     before = {task for task in asyncio.all_tasks() if not is_ours(task)}  # the test is the actor's, too
     own = actor.begin(forever())
     await asyncio.sleep(0)
-    assert set(actor.begun._running()) == {own, *before}
+    assert set(actor.open_tasks._running()) == {own, *before}
     own.cancel()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zcactor.process.entrance import Entrance
+from zcactor.process.lazy_part import LazyPart
 
 
 class Noting:
@@ -26,22 +26,22 @@ class Noting:
         self.calls.append("close")
 
 
-def tell(entrance: Entrance[Noting]) -> None:
+def tell(lazy: LazyPart[Noting]) -> None:
     """Tell the part everything."""
     session: Any = "session"
-    entrance.session_left(session, None)
-    entrance.actor_ended(b"actor", "cause")
-    entrance.close()
+    lazy.session_left(session, None)
+    lazy.actor_ended(b"actor", "cause")
+    lazy.close()
 
 
 def test_nothing_is_made_to_be_told_something() -> None:
-    entrance = Entrance(Noting)
-    tell(entrance)
-    assert entrance.part is None
+    lazy = LazyPart(Noting)
+    tell(lazy)
+    assert lazy.part is None
 
 
 def test_the_part_is_made_once_and_told_everything() -> None:
-    entrance = Entrance(Noting)
-    assert entrance() is entrance()
-    tell(entrance)
-    assert entrance().calls == [("session", None), (b"actor", "cause"), "close"]
+    lazy = LazyPart(Noting)
+    assert lazy() is lazy()
+    tell(lazy)
+    assert lazy().calls == [("session", None), (b"actor", "cause"), "close"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zcactor.marshal.values import Code, unpackers
-from zcactor.process.entrance import Entrance
+from zcactor.process.lazy_part import LazyPart
 
 if TYPE_CHECKING:
     from zcactor.collectives.groups import Groups
     from zcactor.process.context import LocalProcess
 
-__all__ = ["GroupEntrance"]
+__all__ = ["LazyGroups"]
 
 
-class GroupEntrance(Entrance["Groups"]):
+class LazyGroups(LazyPart["Groups"]):
     """The maker of the groups of a process when they are first needed. Any thread may look for a member.
 
     Args:

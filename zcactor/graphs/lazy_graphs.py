@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zcactor.process.entrance import Entrance
+from zcactor.process.lazy_part import LazyPart
 
 if TYPE_CHECKING:
     from zcactor.graphs.graphs import Graphs
     from zcactor.process.context import LocalProcess
 
-__all__ = ["GraphEntrance"]
+__all__ = ["LazyGraphs"]
 
 
-class GraphEntrance(Entrance["Graphs"]):
+class LazyGraphs(LazyPart["Graphs"]):
     """The maker of the graphs of a process when they are first needed.
 
     Args:
