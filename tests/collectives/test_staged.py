@@ -46,6 +46,7 @@ async def test_a_full_store_is_an_error_on_all_ranks(three: tuple[zc.Group, list
     await at_rest(actors)  # memory that comes back behind the filling is room again
     errors = [actor.raises_full(group, operation, 1 << 21, rank == 1) for rank, actor in enumerate(actors)]
     assert {name for name, _ in await zc.get(errors)} == {"OutOfMemory"}
+    await at_rest(actors)  # ranks that had room may be reading yet
     found = await everywhere(actors, "call", group, "allreduce", np.ones(LARGE))
     assert all(result[0] == SIZE for result in found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -234,6 +235,33 @@ def test_what_is_kept_makes_way_for_others(store: Store) -> None:
         with pytest.raises(OutOfMemory):
             store.empty(40 * MIB, "u1")
         del array
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_full_store_keeps_no_array_of_a_caller(store: Store, fits: bool) -> None:
+    """Whoever keeps the error, as a group does, keeps no frame, and nothing waits for the garbage collector."""
+    places = Placements(store, 32 * MIB)
+    failures: list[BaseException] = []
+
+    def caller() -> None:
+        array = store.empty(8 * MIB, "u1")
+        assert array.flags.writeable
+        try:
+            store.empty((28 if fits else 60) * MIB, "u1")  # once the idle ones have been given up
+        except OutOfMemory as error:
+            failures.append(error.with_traceback(None))
+
+    gc.disable()
+    try:
+        for _ in range(2):  # a destination is kept once its source has sent as much before
+            blocks = [places.take(PEER, 6 * MIB) for _ in range(5)]
+            del blocks
+        assert places.idle_nbytes > 24 * MIB
+        caller()
+        assert len(failures) == (not fits) and places.idle_nbytes == 0
+        assert store.stats().used == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("make", [np.empty, np.zeros])

@@ -38,7 +38,7 @@ class Way:
     """An endpoint that works or does not, and records requests."""
 
     def __init__(self, kind: str, error: Exception | None = None, **rejected: str) -> None:
-        self.kind = kind
+        self.kind, self.by_name = kind, kind == "local"
         self.address = f"address of {kind}"
         self.seals_payloads = kind != "local"
         self.error = error

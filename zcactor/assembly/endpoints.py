@@ -175,7 +175,7 @@ def problem_of(endpoint: Endpoint) -> str:
 
     if not isinstance(endpoint, SelectingEndpoint):
         return ""
-    return next((way.viability() or "" for way in endpoint.ways if way.kind != "local"), "")
+    return next((way.viability() or "" for way in endpoint.ways if not way.by_name), "")
 
 
 def address_of(endpoint: Endpoint) -> str:

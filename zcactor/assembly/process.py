@@ -168,7 +168,7 @@ class Process:
 
     def _opened(self, session: Session) -> None:
         connection = session.connection
-        if connection.kind == "verbs" and self.registrar is None:
+        if connection.one_sided and self.registrar is None:
             self.registrar = Registrar.of(connection, self.store.heap, self.loop, self.copies)
 
     def _left(self, session: Session, another: Session | None) -> None:

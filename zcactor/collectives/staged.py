@@ -151,7 +151,7 @@ class Staged(Collective):
 
     async def bring(self, memory: Any, start: int, nbytes: int, address: int, keep: Any) -> None:
         """Take a part of lent bytes to an address in `keep`, a block of ours or mapped memory of another process."""
-        if type(memory) is RemoteLease and (type(keep) is Block or memory.session.connection.kind == "tcp"):
+        if type(memory) is RemoteLease and (type(keep) is Block or not memory.session.connection.one_sided):
             await self._fetch(memory, start, nbytes, address, keep)
             return
         operand = await self.brought(memory, start, nbytes)

@@ -67,7 +67,7 @@ class Registrar:
         """Make a registrar for the card of an RDMA connection, whose extents count their copies from now on.
 
         Args:
-            connection: a connection of kind ``"verbs"``.
+            connection: a connection that is `one_sided`.
             heap, loop: as for the class.
             copies: counts the copies of the process.
         """

@@ -316,26 +316,38 @@ class Store:
             alignment = _alignment(nbytes)
         if self._closed:
             raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
-        try:
-            hold = self.heap.take(nbytes or 1, alignment)  # from here on the hold frees the bytes
-        except OutOfMemory as error:
-            if not _given_up(self._givers):
-                raise _with_remedy(error) from None
-            try:
-                hold = self.heap.take(nbytes or 1, alignment)
-            except OutOfMemory as again:
-                raise _with_remedy(again) from None
+        hold = self._take(nbytes or 1, alignment)  # from here on the hold frees the bytes
         if commit:
+            refused: tuple[str, BaseException | None] | None = None
             try:
                 self.commit(hold.offset, 0, nbytes)
             except OutOfMemory as error:
-                note, cause = error.note, error.__cause__
-                del hold  # the traceback of the exception would keep the hold
+                refused = error.note, error.__cause__ and error.__cause__.with_traceback(None)
+            if refused is not None:  # outside of the handler, as in `_take`
+                del hold
                 stats = self.stats()
-                raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
+                raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, refused[0]) from refused[1]
         block = Block(self, hold, nbytes)
         self._blocks[hold.offset] = block.entry
         return block
+
+    def _take(self, nbytes: int, alignment: int) -> Hold:
+        """Take bytes of the heap, after others have given memory up where it is full. The error is raised outside of
+        the handlers, and has no context: whoever keeps an error would also keep the traceback of its context, whose
+        frames have the arrays of all callers."""
+        try:
+            return self.heap.take(nbytes, alignment)
+        except OutOfMemory as error:
+            full = error.with_traceback(None)
+        if _given_up(self._givers):
+            try:
+                return self.heap.take(nbytes, alignment)
+            except OutOfMemory as error:
+                full = error.with_traceback(None)
+        try:
+            raise _with_remedy(full)
+        finally:
+            del full  # the error keeps this frame, which would keep the error
 
     def allocate_apart(self, nbytes: int, *, commit: bool = True) -> Block:
         """Allocate a block with pages of its own, which a fork can leave shared: others write to it, or read it, while

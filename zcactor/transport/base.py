@@ -282,6 +282,9 @@ class Endpoint(Protocol):
     """A listener for peers, and the way to connect to theirs. An async context manager."""
 
     kind: str
+    by_name: bool
+    """Whether `connect` takes the name of a process, which is on this host. Otherwise it takes an address, which has to
+    be published."""
     address: str
     """The address that a peer passes to `connect`."""
 

@@ -67,7 +67,7 @@ class SelectingEndpoint(EndpointContext):
     Args:
         directory: the folder in which addresses are published; this user's, mode 0700.
         process: 16 random bytes that name this process.
-        ways: the endpoints in the order of preference. The one of kind ``"local"`` connects by the process's name, all
+        ways: the endpoints in the order of preference. Those that are `by_name` connect by the process's name, all
             others by the published address.
         required: the kind that connections to other hosts must have; empty for any. Connections of another kind are
             closed, on the accepting side as well.
@@ -93,7 +93,7 @@ class SelectingEndpoint(EndpointContext):
     @property
     def far_address(self) -> str:
         """The address of the endpoint that leads to other hosts; empty where there is no such endpoint."""
-        return next((way.address for way in self.ways if way.kind != "local"), "")
+        return next((way.address for way in self.ways if not way.by_name), "")
 
     def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
         """See `zcactor.transport.base.Endpoint.find_by`."""
@@ -120,7 +120,7 @@ class SelectingEndpoint(EndpointContext):
 
         for way in self.ways:
             await way.start(take if self._required else accepted)
-            if way.kind != "local":
+            if not way.by_name:
                 self._publish(way)
 
     def _fits(self, connection: Connection) -> bool:
@@ -166,14 +166,14 @@ class SelectingEndpoint(EndpointContext):
         if moved and moved in self._published(address):
             moved = ""
         for way in self.ways:
-            problem = None if way.kind == "local" else way.viability()
-            if moved and way.kind == "local":
+            problem = None if way.by_name else way.viability()
+            if moved and way.by_name:
                 problem = "it is elsewhere now"
             if problem is not None:
                 rejected[way.kind] = problem
                 continue
             try:
-                connection = await self._connect(way, moved or await self._address(address, way.kind))
+                connection = await self._connect(way, moved or await self._address(address, way))
             except ConnectionLost as error:
                 rejected[way.kind] = str(error.args[0])
                 failure = error
@@ -188,7 +188,7 @@ class SelectingEndpoint(EndpointContext):
 
     async def _connect(self, way: Endpoint, address: str) -> Connection:
         """Connect by one endpoint, unless `address` is on another host and has failed a moment ago."""
-        if way.kind == "local":
+        if way.by_name:
             return await way.connect(address)
         loop = asyncio.get_running_loop()
         if not self.is_urgent(address):
@@ -201,21 +201,21 @@ class SelectingEndpoint(EndpointContext):
         self._resting.reached(address)
         return connection
 
-    async def _address(self, process: str, kind: str) -> str:
-        if kind == "local":
+    async def _address(self, process: str, way: Endpoint) -> str:
+        if way.by_name:
             return process
         try:
-            return self._path(process, kind).read_text("ascii")
+            return self._path(process, way.kind).read_text("ascii")
         except FileNotFoundError:
             if self.find is not None:
                 return await self.find(process)
-            raise ConnectionLost(f"process {process} does not listen by {kind}, or has ended") from None
+            raise ConnectionLost(f"process {process} does not listen by {way.kind}, or has ended") from None
 
     def _published(self, process: str) -> list[str]:
         """The addresses of a process in the run directory."""
         found = []
         for way in self.ways:
-            if way.kind != "local":
+            if not way.by_name:
                 with contextlib.suppress(FileNotFoundError):
                     found.append(self._path(process, way.kind).read_text("ascii"))
         return found
@@ -228,7 +228,7 @@ class SelectingEndpoint(EndpointContext):
     async def aclose(self) -> None:
         """Stop listening and remove the published addresses. Connections stay open. Idempotent."""
         for way in self.ways:
-            if way.kind != "local":
+            if not way.by_name:
                 self._withdraw(way)
             await way.aclose()
 

@@ -156,6 +156,7 @@ class LocalEndpoint(ListeningEndpoint):
     """
 
     kind = "local"
+    by_name = True
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ T = TypeVar("T")
 class EndpointContext(ABC):
     """An endpoint as a context manager, which closes it at the end of the block."""
 
+    by_name = False
+    """See `zcactor.transport.base.Endpoint`. False unless a subclass finds processes of this host by their names."""
     seals_payloads = False
     """See `zcactor.transport.base.Endpoint`."""
 
