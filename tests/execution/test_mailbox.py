@@ -272,6 +272,28 @@ async def test_as_many_threads_as_there_are_calls(limit: int) -> None:
     assert len(set(bench.entered)) == limit
 
 
+async def test_work_that_threads_post_at_once_adds_no_thread_beyond_the_limit() -> None:
+    for limit in (1, 2):
+        bench = Bench(sync_limit=limit)
+        together = threading.Barrier(8)
+        done = threading.Semaphore(0)
+
+        def post(bench: Bench = bench, together: threading.Barrier = together, done: Any = done) -> None:
+            together.wait(20)
+            for _ in range(50):
+                bench.mailbox.post(done.release)
+
+        threads = [threading.Thread(target=post) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            await bench.loop.run_in_executor(None, thread.join, 20)
+        for _ in range(400):
+            assert done.acquire(timeout=20)
+        assert len(bench.mailbox._threads) <= limit
+        await bench.close()
+
+
 async def test_idle_threads_are_used_again() -> None:
     bench = Bench(sync_limit=8)
     for _ in range(20):

@@ -234,13 +234,13 @@ class Mailbox:
         return self._queue.empty() and not self.tasks.running and not any(lane.held for lane in self.lanes.values())
 
     def _grow(self) -> None:
-        """Count a call that is about to be queued, and add a thread if all are busy. Called below the limit only:
-        threads do not end, so the count serves no purpose above it."""
+        """Count a call that is about to be queued, and add a thread if all are busy, up to the limit. Any thread may
+        call this, and several at the same time."""
         if self._shared is not None:
             return
         with self._count_lock:
             self._open += 1
-            if self._closed or self._open <= len(self._threads):
+            if self._closed or self._open <= len(self._threads) or len(self._threads) >= self.sync_limit:
                 return
             self._add_thread()
 

@@ -100,7 +100,7 @@ typedef struct { /* state of one import of the module */
     PyObject *str_complete_plain, *str_grant, *str_withdraw, *str_release, *str_store, *str_sealed, *str_exported,
         *str_id, *str_offset, *str_address, *str_session, *str_state, *str_receive_plain, *str_receive_linked, *str_key,
         *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags, *str_closed, *str_flush_due,
-        *str_call_soon;
+        *str_call_soon, *str_append;
 } State;
 extern PyType_Spec credits_spec, counters_spec, send_buffer_spec, wire_spec, reader_spec, cipher_spec, meeting_spec,
     seat_spec, admission_spec, lane_spec;
@@ -176,9 +176,9 @@ typedef struct {
 
 char *buffer_room(SendBuffer *self, Py_ssize_t n);
 int buffer_send(SendBuffer *self);
-/* 1 when there is nothing to send, or when sending continues by itself. */
+/* 1 when there is nothing to send, or when sending continues by itself. The owner of slots may have full ones. */
 static inline int buffer_idle(SendBuffer *self) {
-    return self->blocked || self->ended || (self->head == self->tail && !self->record);
+    return self->blocked || self->ended || (self->head == self->tail && !self->record && !self->slots);
 }
 
 /* ---- msgpack_plain.c */

@@ -94,7 +94,8 @@ static const struct {
                {offsetof(State, str_setflags), "setflags"},
                {offsetof(State, str_closed), "closed"},
                {offsetof(State, str_flush_due), "flush_due"},
-               {offsetof(State, str_call_soon), "call_soon"}};
+               {offsetof(State, str_call_soon), "call_soon"},
+               {offsetof(State, str_append), "append"}};
 static const struct {
     size_t at;
     PyType_Spec *spec;

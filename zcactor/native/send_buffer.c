@@ -274,6 +274,42 @@ static PyObject *buffer_swap(SendBuffer *self, PyObject *const *args, Py_ssize_t
     if (left.obj) PyBuffer_Release(&left);
     return PyLong_FromSsize_t(end);
 }
+/* leave(view, frames): where there are frames in the slot append them to `frames`, and write to `view` from now on. Whether
+ * that was done. In one step, as a signal's handler may raise after any step of Python's. */
+static PyObject *buffer_leave(SendBuffer *self, PyObject *const *args, Py_ssize_t nargs) {
+    Py_buffer view;
+    if (nargs != 2 || !self->on_slots) return PyErr_Format(PyExc_TypeError, "leave(view, frames)");
+    for (;;) {
+        const Py_ssize_t end = self->tail;
+        PyObject *slot = self->slot.obj;
+        if (self->closed || self->head == end || !slot) Py_RETURN_FALSE;
+        PyObject *whole = PyMemoryView_FromObject(slot), *part = whole ? PySequence_GetSlice(whole, 0, end) : NULL;
+        Py_XDECREF(whole);
+        if (!part) return NULL;
+        if (self->closed || self->slot.obj != slot || self->tail != end) { /* the collector has run other code */
+            Py_DECREF(part);
+            continue;
+        }
+        if (PyObject_GetBuffer(args[0], &view, PyBUF_WRITABLE) < 0) {
+            Py_DECREF(part);
+            return NULL;
+        }
+        PyObject *done = PyObject_CallMethodOneArg(args[1], self->state->str_append, part); /* of a deque: no Python */
+        Py_DECREF(part);
+        if (!done) {
+            PyBuffer_Release(&view);
+            return NULL;
+        }
+        Py_DECREF(done);
+        Py_buffer left = self->slot;
+        self->slot = view;
+        self->data = view.buf;
+        self->room = view.len;
+        self->head = self->tail = 0;
+        PyBuffer_Release(&left);
+        Py_RETURN_TRUE;
+    }
+}
 static PyObject *buffer_pending(SendBuffer *self, void *Py_UNUSED(closure)) {
     /* Of an encrypted record, and of slots that could not be sent, only whether there is one. */
     return PyLong_FromSsize_t(self->tail - self->head +
@@ -291,6 +327,8 @@ static PyMethodDef buffer_methods[] = {
      "The frames that stay, where the peer had hung up before they could be sent; otherwise None."},
     {"swap", (PyCFunction)(void (*)(void))buffer_swap, METH_FASTCALL,
      "Write to another slot; where the frames in this one end."},
+    {"leave", (PyCFunction)(void (*)(void))buffer_leave, METH_FASTCALL,
+     "Append the frames in the slot to a deque, and write to another one; whether there were any."},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef buffer_getset[] = {{"pending", (getter)buffer_pending, NULL, "Bytes committed and not sent.", NULL},
                                       {NULL, NULL, NULL, NULL, NULL}};

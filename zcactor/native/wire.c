@@ -114,7 +114,13 @@ int wire_flush(Wire *self) {
     if (left == 0) return 0;
     PyObject *done;
     if (left > 0) done = PyObject_CallOneArg(self->given[STOPPED], Py_None);
-    else {
+    else if (!PyErr_ExceptionMatches(PyExc_OSError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        PyObject *type, *error, *traceback; /* a signal's handler has raised it in the code of slots: it is the caller's */
+        PyErr_Fetch(&type, &error, &traceback);
+        if (wire_schedule_flush(self) < 0) PyErr_Clear();
+        PyErr_Restore(type, error, traceback);
+        return -1;
+    } else {
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         PyErr_NormalizeException(&type, &error, &traceback);

@@ -99,7 +99,7 @@ class Callbacks:
     the next one."""
     batch: Callable[[], None]
     """A batch was taken in, and frames wait or credits are due."""
-    stopped: Callable[[OSError | None], None]
+    stopped: Callable[[Exception | None], None]
     """The connection takes no more bytes now, or is broken; see `zcactor.transport.base.Connection.send_stopped`."""
     push: Callable[[int, int, Any], None]
     """``push(word, key, value)``: the plain outcome of a promise has come."""
@@ -213,10 +213,12 @@ class Session:
             "codes": hub.dtype_codes,
             "dtypes": hub.dtypes,
         }
-        # An arena of 0 bytes where nothing is mapped: the native part then accepts no references.
+        # An arena of 0 bytes where nothing is mapped, and where the peer is this process: Python finds the blocks that
+        # are ours. The native part accepts no references then.
+        maps = connection.maps and self.peer_process != self.process
         return hot.Wire(
             connection.native_out, self.credits, hub.counters, self.process, self.peer_process, connection.eager_limit,
-            connection.max_frame, connection.peer.arena_nbytes if connection.maps else 0, callbacks, given,
+            connection.max_frame, connection.peer.arena_nbytes if maps else 0, callbacks, given,
         )  # fmt: skip
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 import pytest
@@ -103,6 +104,72 @@ def test_who_was_told_that_the_socket_is_full_goes_on() -> None:
     assert out.resume() is True and b"".join(sock.taken) == b"firstsecond"
     write(out, b"third")
     assert out.flush() is False and sock.taken[-1] == b"third"
+
+
+def test_frames_of_a_full_slot_leave_though_no_frame_follows() -> None:
+    sock = Socket()
+    slots = Slots(100, sock.send)
+    write(slots.buffer, b"waits")
+    slots.full()  # for a frame that another thread's frames keep back
+    assert slots.pending
+    slots.buffer.flush()
+    assert sock.taken == [b"waits"] and not slots.pending
+
+
+def test_an_exception_of_a_signals_handler_ends_sending_only_within_the_socket() -> None:
+    raised: list[BaseException] = [KeyboardInterrupt()]
+
+    def send(view: memoryview) -> int:
+        if raised:
+            raise raised.pop()
+        return len(view)
+
+    slots = Slots(100, send)
+    write(slots.buffer, b"frame")
+    with pytest.raises(KeyboardInterrupt):
+        slots.buffer.flush()
+    assert slots.pending
+    with pytest.raises(ConnectionAbortedError, match="interrupted"):  # nobody knows how much of it was taken
+        slots.buffer.flush()
+
+
+def test_a_slot_is_left_with_its_frames_alone() -> None:
+    slots = Slots(100, len)
+    frames: deque[memoryview] = deque()
+    assert not slots.buffer.leave(memoryview(bytearray(200)), frames)
+    write(slots.buffer, b"frame")
+    with pytest.raises(BufferError):
+        slots.buffer.leave(memoryview(b"read-only"), frames)
+    with pytest.raises(TypeError):
+        slots.buffer.leave(frames)  # type: ignore[call-arg, arg-type]
+    assert not frames and slots.buffer.pending == 5
+    assert slots.buffer.leave(memoryview(bytearray(200)), frames) and bytes(frames[0]) == b"frame"
+    slots.buffer.close("it is closed")
+    assert not slots.buffer.leave(memoryview(bytearray(200)), frames) and len(frames) == 1
+
+
+def test_pending_waits_for_the_flush_of_another_thread() -> None:
+    began, go_on = threading.Event(), threading.Event()
+    found: list[bool] = []
+
+    def send(view: memoryview) -> int:
+        began.set()
+        assert go_on.wait(20)
+        return len(view)
+
+    slots = Slots(100, send)
+    write(slots.buffer, b"frame")
+    threads = [
+        threading.Thread(target=slots.buffer.flush),
+        threading.Thread(target=lambda: found.append(slots.pending)),
+    ]
+    threads[0].start()
+    assert began.wait(20)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert found == [False], "it has been sent by then"
 
 
 def test_an_error_of_the_socket_is_raised() -> None:

@@ -142,7 +142,7 @@ class StreamConnection(BaseConnection):
         except OSError as error:
             self.send_stopped(error)
 
-    def send_stopped(self, error: OSError | None) -> None:
+    def send_stopped(self, error: Exception | None) -> None:
         """See `zcactor.transport.base.Connection`."""
         if error is None:
             self._on_loop(self._watch_writable)
@@ -167,7 +167,7 @@ class StreamConnection(BaseConnection):
         except OSError as error:
             self._on_send_failed(error)
 
-    def _on_send_failed(self, error: OSError) -> None:
+    def _on_send_failed(self, error: Exception) -> None:
         # Frames that the peer sent before its end can still be read, and may have the reason for the end.
         for _ in range(LAST_READS if self._receiver is not None else 0):
             if self._lost or not self._read():
@@ -200,7 +200,7 @@ class StreamConnection(BaseConnection):
             self._out.refuse(f"the connection to {self.name} is closing")
             self.flush()
             try:
-                while self._out.pending and not self._lost:
+                while self._is_pending() and not self._lost:
                     self._watch_writable()
                     self._drained.clear()
                     await self._drained.wait()
@@ -237,6 +237,10 @@ class StreamConnection(BaseConnection):
             return hot.SendBuffer(room, self._fd)
         return hot.SendBuffer(room, self._fd, None, *self._sealed.seals.sealer.hand_over())
 
+    def _is_pending(self) -> bool:
+        """Whether committed frames have not been given to the system."""
+        return self._out.pending > 0
+
     def _make_read(self, reader: hot.Reader) -> Callable[[], bool]:
         """Make the function that reads once. The native reader reads from the descriptor itself."""
         return reader.readable
@@ -255,10 +259,10 @@ class StreamConnection(BaseConnection):
     def _abandon(self) -> None:
         """Close copies of further descriptors in a forked child, without a lock and without the loop."""
 
-    def _broken(self, error: OSError) -> Exception:
+    def _broken(self, error: Exception) -> Exception:
         if isinstance(error, ProtocolError):  # from a socket that checks records
             return error
-        lost = self._ended(f"broke: {error.strerror}")
+        lost = self._ended(f"broke: {error.strerror if isinstance(error, OSError) else repr(error)}")
         lost.__cause__ = error
         return lost
 

@@ -7,6 +7,7 @@ cache lines of a small frame stay in the cache.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -35,13 +36,13 @@ class Slots:
         self._nbytes = max(NBYTES, max_reserve)
         self._send = send
         self._lock = threading.Lock()
-        self._slot = memoryview(bytearray(self._nbytes))
         self._spare: memoryview | None = None
         self._waiting: deque[memoryview] = deque()  # the frames of earlier slots, which leave first
         self._closed = False
+        self._interrupted = False
         self.buffer = hot.SendBuffer(max_reserve, -1, self)
         """The send buffer."""
-        self.buffer.swap(self._slot, 0)
+        self.buffer.swap(memoryview(bytearray(self._nbytes)), 0)
 
     def full(self) -> None:
         """Give the send buffer another slot, as its own has no room for the next frame."""
@@ -52,30 +53,39 @@ class Slots:
         """Send the committed frames. True where some are left, because `send` takes no more bytes now.
 
         Raises:
-            OSError: the error of `send`.
+            OSError: the error of `send`; or an exception of a signal's handler, which may have come from within it, has
+                left open how many bytes were taken.
         """
         with self._lock:
             self._leave()
             while self._waiting and not self._closed:
+                if self._interrupted:
+                    raise ConnectionAbortedError(errno.ECONNABORTED, "sending was interrupted by an exception")
                 view = self._waiting[0]
+                self._interrupted = True
                 try:
                     sent = self._send(view)
                 except BlockingIOError:
+                    self._interrupted = False
                     return True
                 if sent < len(view):
                     self._waiting[0] = view[sent:]
                 else:
                     self._waiting.popleft()
                     self._spare = memoryview(view.obj)
+                self._interrupted = False
             return False
 
+    @property
+    def pending(self) -> bool:
+        """Whether frames of earlier slots are left, once a flush of another thread has ended."""
+        with self._lock:
+            return bool(self._waiting) and not self._closed
+
     def _leave(self) -> None:
-        slot, self._slot = self._slot, self._spare or memoryview(bytearray(self._nbytes))
-        self._spare = None
-        end = self.buffer.swap(self._slot, 0)
-        if end:
-            self._waiting.append(slot[:end])
-        else:
+        # In an order in which an exception between two steps loses no more than a spare slot.
+        slot, self._spare = self._spare or memoryview(bytearray(self._nbytes)), None
+        if not self.buffer.leave(slot, self._waiting):
             self._spare = slot
 
     def close(self) -> None:

@@ -105,6 +105,9 @@ class TlsConnection(TcpConnection):
         self._slots = Slots(self.max_frame + LENGTH_PREFIX, self._sock.send)
         return self._slots.buffer
 
+    def _is_pending(self) -> bool:
+        return super()._is_pending() or self._slots.pending
+
     def _make_read(self, reader: hot.Reader) -> Callable[[], bool]:
         self._feed: Callable[[bytes], bool] = reader.feed
         return self._read_on

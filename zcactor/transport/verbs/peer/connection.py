@@ -436,7 +436,7 @@ class VerbsConnection(BaseConnection):
             self._stop_lingering()
         self._lose(self._ended(f"broke: a message could not be posted: {error}"), broken=True)
 
-    def send_stopped(self, error: OSError | None) -> None:
+    def send_stopped(self, error: Exception | None) -> None:
         """See `zcactor.transport.base.Connection`. There is always an error, as messages wait in `SlotSender`."""
         self._post_failed(error or OSError("messages wait for nothing"))
 
