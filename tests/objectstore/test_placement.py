@@ -239,7 +239,7 @@ def test_what_is_kept_makes_way_for_others(store: Store) -> None:
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_full_store_keeps_no_array_of_a_caller(store: Store, fits: bool) -> None:
-    """Whoever keeps the error, as a group does, keeps no frame, and nothing waits for the garbage collector."""
+    """A group that keeps the error keeps no frame by it, and nothing waits for the garbage collector."""
     places = Placements(store, 32 * MIB)
     failures: list[BaseException] = []
 

@@ -333,8 +333,8 @@ class Store:
 
     def _take(self, nbytes: int, alignment: int) -> Hold:
         """Take bytes of the heap, after others have given memory up where it is full. The error is raised outside of
-        the handlers, and has no context: whoever keeps an error would also keep the traceback of its context, whose
-        frames have the arrays of all callers."""
+        the handlers, and has no context: an object that keeps an error would also keep the traceback of its context,
+        whose frames have the arrays of all callers."""
         try:
             return self.heap.take(nbytes, alignment)
         except OutOfMemory as error:
