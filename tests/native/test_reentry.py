@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -325,3 +326,61 @@ def test_a_slot_stays_exported_while_it_is_written_to() -> None:
     assert out.swap(bytearray(600), 16) == 0
     with pytest.raises(ConnectionLost, match="closed here"):
         out.commit(8)
+
+
+@pytest.mark.parametrize(
+    ("error", "reaches"), [(OSError(5, "broke"), False), (MemoryError(), False), (KeyboardInterrupt(), True)]
+)
+def test_an_exception_while_slots_are_sent_ends_the_connection_and_reaches_the_caller_where_it_is_not_ours(
+    error: BaseException, reaches: bool
+) -> None:
+    """An exception that is not about sending is that of a signal's handler."""
+
+    class Raising(Slots):
+        def flush(self) -> None:
+            raise error
+
+    end = End(out=Raising().out)
+    assert end.call(1, 1, "x")
+    if reaches:
+        with pytest.raises(type(error)) as caught:
+            end.wire.flush()
+        assert caught.value is error
+    else:
+        end.wire.flush()
+    assert end.events[-1] == type(error).__name__ and len(end.events) == 2
+    end.close()
+
+
+def test_a_slot_that_is_left_is_kept_while_the_buffer_is_closed_beside_it() -> None:
+    """The collector may run code that closes the buffer, while the view on the slot's frames is made."""
+    slots: Any = object()
+    out = hot.SendBuffer(100, -1, slots)
+
+    class Closing:
+        itself: Any
+
+        def __del__(self) -> None:
+            out.close("it is closed")
+
+    frames: deque[memoryview] = deque()
+    view = memoryview(bytearray(200))
+    before = gc.get_threshold()
+    gc.disable()
+    try:
+        closing = Closing()
+        closing.itself = closing
+        del closing
+        out.swap(memoryview(bytearray(200)), 0)
+        buffer, at = out.reserve(5)
+        buffer[at : at + 5] = b"frame"
+        out.commit(5)
+        gc.enable()
+        gc.set_threshold(1)
+        left = out.leave(view, frames)
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+    assert left == bool(frames) and all(bytes(each) == b"frame" for each in frames)
+    gc.collect()
+    assert not out.pending

@@ -283,10 +283,13 @@ static PyObject *buffer_leave(SendBuffer *self, PyObject *const *args, Py_ssize_
         const Py_ssize_t end = self->tail;
         PyObject *slot = self->slot.obj;
         if (self->closed || self->head == end || !slot) Py_RETURN_FALSE;
+        Py_INCREF(slot); /* the collector may run other code meanwhile, which closes this buffer */
         PyObject *whole = PyMemoryView_FromObject(slot), *part = whole ? PySequence_GetSlice(whole, 0, end) : NULL;
+        const int same = !self->closed && self->slot.obj == slot && self->tail == end;
+        Py_DECREF(slot);
         Py_XDECREF(whole);
         if (!part) return NULL;
-        if (self->closed || self->slot.obj != slot || self->tail != end) { /* the collector has run other code */
+        if (!same) {
             Py_DECREF(part);
             continue;
         }

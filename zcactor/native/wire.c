@@ -114,17 +114,19 @@ int wire_flush(Wire *self) {
     if (left == 0) return 0;
     PyObject *done;
     if (left > 0) done = PyObject_CallOneArg(self->given[STOPPED], Py_None);
-    else if (!PyErr_ExceptionMatches(PyExc_OSError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
-        PyObject *type, *error, *traceback; /* a signal's handler has raised it in the code of slots: it is the caller's */
-        PyErr_Fetch(&type, &error, &traceback);
-        if (wire_schedule_flush(self) < 0) PyErr_Clear();
-        PyErr_Restore(type, error, traceback);
-        return -1;
-    } else {
+    else {
+        /* Any other exception is one of a signal's handler, within Python's code for slots or keys: it is the caller's.
+         * The connection ends, as nobody knows what of its frames was sent. */
+        const int ours = PyErr_ExceptionMatches(PyExc_OSError) || PyErr_ExceptionMatches(PyExc_MemoryError);
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         PyErr_NormalizeException(&type, &error, &traceback);
         done = PyObject_CallOneArg(self->given[STOPPED], error);
+        if (done && !ours) {
+            Py_DECREF(done);
+            PyErr_Restore(type, error, traceback);
+            return -1;
+        }
         Py_XDECREF(type);
         Py_XDECREF(error);
         Py_XDECREF(traceback);

@@ -173,7 +173,8 @@ class Arena:
             note = f"the system has no memory for it: {error.strerror}"
             if error.errno == errno.EDQUOT and (exceeded := self._tightest()):
                 note = f"{exceeded}; its processes share that, so end some, use smaller arrays, or raise the limit"
-            raise OutOfMemory(nbytes, self.committed, self.nbytes, 0, note) from error
+            # The traceback would keep the frames of all callers, where the error is kept.
+            raise OutOfMemory(nbytes, self.committed, self.nbytes, 0, note) from error.with_traceback(None)
 
     def _tightest(self) -> str:
         """The limit of the control group with the least memory left; empty where no group sets a limit."""

@@ -322,7 +322,7 @@ class Store:
             try:
                 self.commit(hold.offset, 0, nbytes)
             except OutOfMemory as error:
-                refused = error.note, error.__cause__ and error.__cause__.with_traceback(None)
+                refused = error.note, error.__cause__
             if refused is not None:  # outside of the handler, as in `_take`
                 del hold
                 stats = self.stats()
@@ -333,8 +333,8 @@ class Store:
 
     def _take(self, nbytes: int, alignment: int) -> Hold:
         """Take bytes of the heap, after others have given memory up where it is full. The error is raised outside of
-        the handlers, and has no context: an object that keeps an error would also keep the traceback of its context,
-        whose frames have the arrays of all callers."""
+        the handlers: an object that keeps an error would also keep the traceback of its context, whose frames have the
+        arrays of all callers."""
         try:
             return self.heap.take(nbytes, alignment)
         except OutOfMemory as error:
@@ -345,7 +345,7 @@ class Store:
             except OutOfMemory as error:
                 full = error.with_traceback(None)
         try:
-            raise _with_remedy(full)
+            raise _with_remedy(full) from None
         finally:
             del full  # the error keeps this frame, which would keep the error
 

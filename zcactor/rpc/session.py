@@ -99,7 +99,7 @@ class Callbacks:
     the next one."""
     batch: Callable[[], None]
     """A batch was taken in, and frames wait or credits are due."""
-    stopped: Callable[[Exception | None], None]
+    stopped: Callable[[BaseException | None], None]
     """The connection takes no more bytes now, or is broken; see `zcactor.transport.base.Connection.send_stopped`."""
     push: Callable[[int, int, Any], None]
     """``push(word, key, value)``: the plain outcome of a promise has come."""
@@ -425,9 +425,11 @@ class Session:
         receivers would wait for ever: so the connection ends."""
         try:
             self._flush_now()
-        except Exception as error:
-            logger.exception("frames to process %d could not be sent", self.connection.peer.pid)
+        except BaseException as error:
             self.fail(ConnectionLost(f"frames could not be sent: {error!r}", maybe_executed=True))
+            if not isinstance(error, Exception):  # of a signal's handler, for the caller
+                raise
+            logger.exception("frames to process %d could not be sent", self.connection.peer.pid)
 
     # ---------------------------------------------------------------- receiving
 

@@ -188,7 +188,7 @@ class Connection(Protocol):
         A broken connection is reported by `Receiver.connection_lost`, not here.
         """
 
-    def send_stopped(self, error: Exception | None) -> None:
+    def send_stopped(self, error: BaseException | None) -> None:
         """Note that the native part has flushed, and that the system takes no more bytes now: go on when it does again.
         With an error end the connection. Any thread may call it."""
 

@@ -116,23 +116,6 @@ def test_frames_of_a_full_slot_leave_though_no_frame_follows() -> None:
     assert sock.taken == [b"waits"] and not slots.pending
 
 
-def test_an_exception_of_a_signals_handler_ends_sending_only_within_the_socket() -> None:
-    raised: list[BaseException] = [KeyboardInterrupt()]
-
-    def send(view: memoryview) -> int:
-        if raised:
-            raise raised.pop()
-        return len(view)
-
-    slots = Slots(100, send)
-    write(slots.buffer, b"frame")
-    with pytest.raises(KeyboardInterrupt):
-        slots.buffer.flush()
-    assert slots.pending
-    with pytest.raises(ConnectionAbortedError, match="interrupted"):  # nobody knows how much of it was taken
-        slots.buffer.flush()
-
-
 def test_a_slot_is_left_with_its_frames_alone() -> None:
     slots = Slots(100, len)
     frames: deque[memoryview] = deque()

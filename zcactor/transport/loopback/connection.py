@@ -128,7 +128,7 @@ class LoopbackConnection(BaseConnection):
         """Send all committed frames. They arrive in a later turn of the loop."""
         self._out.flush()
 
-    def send_stopped(self, error: Exception | None) -> None:
+    def send_stopped(self, error: BaseException | None) -> None:
         """See `zcactor.transport.base.Connection`. There is always an error, as all written bytes are taken."""
         lost = ConnectionLost(f"frames could not be sent: {error!r}", maybe_executed=True)
         self._loop.call_soon_threadsafe(self._lose, lost)

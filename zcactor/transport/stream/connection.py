@@ -139,10 +139,10 @@ class StreamConnection(BaseConnection):
         try:
             if self._flush_out():
                 self.send_stopped(None)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self.send_stopped(error)
 
-    def send_stopped(self, error: Exception | None) -> None:
+    def send_stopped(self, error: BaseException | None) -> None:
         """See `zcactor.transport.base.Connection`."""
         if error is None:
             self._on_loop(self._watch_writable)
@@ -164,10 +164,10 @@ class StreamConnection(BaseConnection):
             if self._out.resume():
                 self._loop.remove_writer(self._fd)
                 self._drained.set()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._on_send_failed(error)
 
-    def _on_send_failed(self, error: Exception) -> None:
+    def _on_send_failed(self, error: BaseException) -> None:
         # Frames that the peer sent before its end can still be read, and may have the reason for the end.
         for _ in range(LAST_READS if self._receiver is not None else 0):
             if self._lost or not self._read():
@@ -198,8 +198,8 @@ class StreamConnection(BaseConnection):
         if not self._lost:
             self._closing = True
             self._out.refuse(f"the connection to {self.name} is closing")
-            self.flush()
             try:
+                self.flush()
                 while self._is_pending() and not self._lost:
                     self._watch_writable()
                     self._drained.clear()
@@ -259,7 +259,7 @@ class StreamConnection(BaseConnection):
     def _abandon(self) -> None:
         """Close copies of further descriptors in a forked child, without a lock and without the loop."""
 
-    def _broken(self, error: Exception) -> Exception:
+    def _broken(self, error: BaseException) -> Exception:
         if isinstance(error, ProtocolError):  # from a socket that checks records
             return error
         lost = self._ended(f"broke: {error.strerror if isinstance(error, OSError) else repr(error)}")

@@ -7,7 +7,6 @@ cache lines of a small frame stay in the cache.
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -39,7 +38,6 @@ class Slots:
         self._spare: memoryview | None = None
         self._waiting: deque[memoryview] = deque()  # the frames of earlier slots, which leave first
         self._closed = False
-        self._interrupted = False
         self.buffer = hot.SendBuffer(max_reserve, -1, self)
         """The send buffer."""
         self.buffer.swap(memoryview(bytearray(self._nbytes)), 0)
@@ -53,27 +51,22 @@ class Slots:
         """Send the committed frames. True where some are left, because `send` takes no more bytes now.
 
         Raises:
-            OSError: the error of `send`; or an exception of a signal's handler, which may have come from within it, has
-                left open how many bytes were taken.
+            OSError: the error of `send`. After it, and after any exception of a signal's handler, nobody knows how many
+                bytes were taken, and the connection has to end.
         """
         with self._lock:
             self._leave()
             while self._waiting and not self._closed:
-                if self._interrupted:
-                    raise ConnectionAbortedError(errno.ECONNABORTED, "sending was interrupted by an exception")
                 view = self._waiting[0]
-                self._interrupted = True
                 try:
                     sent = self._send(view)
                 except BlockingIOError:
-                    self._interrupted = False
                     return True
                 if sent < len(view):
                     self._waiting[0] = view[sent:]
                 else:
                     self._waiting.popleft()
                     self._spare = memoryview(view.obj)
-                self._interrupted = False
             return False
 
     @property

@@ -428,7 +428,7 @@ class VerbsConnection(BaseConnection):
         with contextlib.suppress(RuntimeError):  # the loop is closed, as the process is ending
             self._loop.call_soon_threadsafe(self._sender.pump)
 
-    def _post_failed(self, error: Exception) -> None:
+    def _post_failed(self, error: BaseException) -> None:
         self._report_defect(error)
         # Waiting completions have the cause, and messages that the peer sent before have to be delivered.
         self._engine.poll_now()
@@ -436,7 +436,7 @@ class VerbsConnection(BaseConnection):
             self._stop_lingering()
         self._lose(self._ended(f"broke: a message could not be posted: {error}"), broken=True)
 
-    def send_stopped(self, error: Exception | None) -> None:
+    def send_stopped(self, error: BaseException | None) -> None:
         """See `zcactor.transport.base.Connection`. There is always an error, as messages wait in `SlotSender`."""
         self._post_failed(error or OSError("messages wait for nothing"))
 
@@ -518,7 +518,7 @@ class VerbsConnection(BaseConnection):
             self._report_defect(error)
             self.failed(error)
 
-    def _report_defect(self, error: Exception) -> None:
+    def _report_defect(self, error: BaseException) -> None:
         if not isinstance(error, OSError):
             self._loop.call_exception_handler({"message": "a connection by RDMA failed", "exception": error})
 
