@@ -328,27 +328,24 @@ def test_a_slot_stays_exported_while_it_is_written_to() -> None:
         out.commit(8)
 
 
-@pytest.mark.parametrize(
-    ("error", "reaches"), [(OSError(5, "broke"), False), (MemoryError(), False), (KeyboardInterrupt(), True)]
-)
+@pytest.mark.parametrize(("kind", "reaches"), [(OSError, False), (MemoryError, False), (KeyboardInterrupt, True)])
 def test_an_exception_while_slots_are_sent_ends_the_connection_and_reaches_the_caller_where_it_is_not_ours(
-    error: BaseException, reaches: bool
+    kind: type[BaseException], reaches: bool
 ) -> None:
     """An exception that is not about sending is that of a signal's handler."""
 
     class Raising(Slots):
         def flush(self) -> None:
-            raise error
+            raise kind("no way")
 
     end = End(out=Raising().out)
     assert end.call(1, 1, "x")
     if reaches:
-        with pytest.raises(type(error)) as caught:
+        with pytest.raises(kind, match="no way"):
             end.wire.flush()
-        assert caught.value is error
     else:
         end.wire.flush()
-    assert end.events[-1] == type(error).__name__ and len(end.events) == 2
+    assert end.events[-1] == kind.__name__ and len(end.events) == 2
     end.close()
 
 
