@@ -32,7 +32,7 @@ GUESTS = $(or $(shell awk '/^MemAvailable/ { print $$2 < 9 * 1024 * 1024 ? 1 : 2
 # Tests that run once more in check mode, which finds arrays that change after they were passed.
 CHECKED := $(addsuffix ::test_random_programs_see_what_was_passed,$(wildcard tests/promises/test_snapshots.py)) \
   $(addprefix tests/api/test_,arrays.py passing.py stream.py) $(addprefix tests/collectives/test_,direct.py \
-  exchanges.py in_turn.py operations.py prompt.py reducer.py reductions.py)
+  exchanges.py fast_path.py in_turn.py operations.py reducer.py reductions.py)
 
 # The tests start hundreds of interpreters, and none is to compile the package anew, in a guest least of all.
 unexport PYTHONDONTWRITEBYTECODE
