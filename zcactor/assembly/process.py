@@ -21,7 +21,6 @@ from zcactor.errors import ConnectionLost
 from zcactor.execution.runners import Hosts
 from zcactor.execution.threads import Threads
 from zcactor.execution.watchdog import Watchdog
-from zcactor.graphs.lazy_graphs import LazyGraphs
 from zcactor.marshal import Marshaller
 from zcactor.native import hot
 from zcactor.objects.adoption import Adoptions
@@ -44,6 +43,7 @@ from zcactor.peers.requests import SYSTEM_INDEX, Requests
 from zcactor.peers.simultaneous_open import SimultaneousOpens
 from zcactor.peers.unretrieved_errors import UnretrievedErrors
 from zcactor.process.broken import BrokenParts
+from zcactor.process.lazy_part import LazyPart
 from zcactor.process.place import Place
 from zcactor.process.places import Places
 from zcactor.process.sessions import Sessions
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from zcactor.config import Config
     from zcactor.execution.threads import Runner
+    from zcactor.graphs.graphs import Graphs
     from zcactor.objectstore.store import Store
     from zcactor.rpc.session import Session
     from zcactor.transport.base import Endpoint
@@ -128,7 +129,7 @@ class Process:
             self.place.pid, self.tasks, self.sessions, self.requests, self.promises, self.resolver, self.locations
         )
         self.adoptions = Adoptions(self.tasks, self.connections, self.requests, store, self.copies, self.locations)
-        self.groups, self.graphs = LazyGroups(self, self.hosts), LazyGraphs(self, self.hosts)
+        self.groups, self.graphs = LazyGroups(self, self.hosts), LazyPart(self._make_graphs)
         # notices silent peers on other hosts; agents notice each other
         self.failure_detector: FailureDetector | None = None
         self.idle_reaper: IdleReaper | None = None  # closes idle connections; an agent keeps its own
@@ -156,6 +157,11 @@ class Process:
     def address(self) -> str:
         """The address at which peers on other hosts find this process; empty where they cannot."""
         return address_of(self.endpoint)
+
+    def _make_graphs(self) -> Graphs:
+        from zcactor.graphs.graphs import Graphs
+
+        return Graphs(self, self.hosts)
 
     def stats(self) -> Stats:
         """The figures of this process."""

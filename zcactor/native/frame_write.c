@@ -202,7 +202,7 @@ static void put_head(Wire *self, const Frame *frame, char *at, Py_ssize_t head, 
     }
     PUT(uint32_t, q, frame->payload);
 }
-/* 1 when frames wait for a credit: nothing may overtake them; -1 with an exception. */
+/* 1 when frames wait for a credit, which nothing may overtake, or all frames are Python's; -1 with an exception. */
 int has_backlog(Wire *self) {
     if (self->out->declines) return 1;
     Py_ssize_t n = PyObject_Size(self->given[BACKLOG]);
@@ -379,7 +379,8 @@ PyObject *wire_frame(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
         }
         if (fields[i] > most[i]) Py_RETURN_FALSE;
     }
-    if (!PyBytes_CheckExact(args[6]) || self->out->declines || self->out->refused || self->nreleased > MAX_RELEASES) Py_RETURN_FALSE;
+    if (!PyBytes_CheckExact(args[6]) || self->out->declines || self->out->refused || self->nreleased > MAX_RELEASES)
+        Py_RETURN_FALSE;
     Frame frame;
     frame.kind = (int)fields[0];
     frame.flags = (int)fields[1];

@@ -164,7 +164,7 @@ typedef struct {
     char *data;
     Py_buffer slot; /* on slots: the buffer with `data`, exported while it is written to; obj NULL: none */
     PyObject *scratch, *refused; /* a bytearray that Python encodes into; the reason against further frames, or NULL */
-    PyObject *slots;             /* on slots and not closed: full() gives a new slot; flush() sends this one, True: some bytes are left */
+    PyObject *slots; /* on slots and not closed: full() gives a new slot; flush() sends all, True: some bytes are left */
     Direction sealed;            /* on a socket: of its records, if they are sealed */
     PyObject *record;            /* the last one without its header, until it is sent */
     Py_ssize_t sent;             /* bytes of the record with its header */

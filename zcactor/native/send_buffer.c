@@ -314,9 +314,8 @@ static PyObject *buffer_leave(SendBuffer *self, PyObject *const *args, Py_ssize_
     }
 }
 static PyObject *buffer_pending(SendBuffer *self, void *Py_UNUSED(closure)) {
-    /* Of an encrypted record, and of slots that could not be sent, only whether there is one. */
     return PyLong_FromSsize_t(self->tail - self->head +
-                              (self->record || self->sealing || (self->on_slots && self->blocked && !self->closed)));
+                              (self->record || self->sealing)); /* for an encrypted record only whether it is there */
 }
 static PyMethodDef buffer_methods[] = {
     {"reserve", (PyCFunction)buffer_reserve, METH_O, "Room for one frame: a buffer and the offset in it."},
@@ -333,7 +332,8 @@ static PyMethodDef buffer_methods[] = {
     {"leave", (PyCFunction)(void (*)(void))buffer_leave, METH_FASTCALL,
      "Append the frames in the slot to a deque, and write to another one; whether there were any."},
     {NULL, NULL, 0, NULL}};
-static PyGetSetDef buffer_getset[] = {{"pending", (getter)buffer_pending, NULL, "Bytes committed and not sent.", NULL},
+static PyGetSetDef buffer_getset[] = {{"pending", (getter)buffer_pending, NULL,
+                                       "Bytes committed and not sent; on slots those of the present one.", NULL},
                                       {NULL, NULL, NULL, NULL, NULL}};
 static PyMemberDef buffer_members[] = {
     {"declines", T_BOOL, offsetof(SendBuffer, declines), 0,

@@ -150,7 +150,7 @@ int wire_schedule_flush(Wire *self) {
             PyErr_Clear(); /* the loop is closed, and Python ends the session */
         }
     }
-    if (!done) done = PyObject_CallNoArgs(self->given[SCHEDULE_FLUSH]);
+    if (!done && !(done = PyObject_CallNoArgs(self->given[SCHEDULE_FLUSH]))) self->flush_scheduled = 0;
     Py_XDECREF(done);
     return done ? 0 : -1;
 }

@@ -73,8 +73,8 @@ def test_the_largest_frame_fits_and_slots_are_used_again() -> None:
 def test_a_socket_that_is_full_now_and_then(steps: list[bytes | int | None]) -> None:
     """Bytes are frames, numbers are room in the socket, and None is a flush."""
     sock = Socket(0)
-    out = Slots(5000, sock.send).buffer
-    sent = b""
+    slots = Slots(5000, sock.send)
+    out, sent = slots.buffer, b""
     for step in steps:
         if isinstance(step, bytes):
             write(out, step)
@@ -85,10 +85,10 @@ def test_a_socket_that_is_full_now_and_then(steps: list[bytes | int | None]) -> 
             sock.room += step
             out.resume()
         assert sent.startswith(b"".join(sock.taken))
-        assert bool(out.pending) == (b"".join(sock.taken) != sent)
+        assert slots.pending == (b"".join(sock.taken) != sent)
     sock.room = 1 << 30
     assert out.resume() is True
-    assert b"".join(sock.taken) == sent and not out.pending
+    assert b"".join(sock.taken) == sent and not slots.pending
 
 
 def test_who_was_told_that_the_socket_is_full_goes_on() -> None:
@@ -131,30 +131,6 @@ def test_a_slot_is_left_with_its_frames_alone() -> None:
     assert not slots.buffer.leave(memoryview(bytearray(200)), frames) and len(frames) == 1
 
 
-def test_pending_waits_for_the_flush_of_another_thread() -> None:
-    began, go_on = threading.Event(), threading.Event()
-    found: list[bool] = []
-
-    def send(view: memoryview) -> int:
-        began.set()
-        assert go_on.wait(20)
-        return len(view)
-
-    slots = Slots(100, send)
-    write(slots.buffer, b"frame")
-    threads = [
-        threading.Thread(target=slots.buffer.flush),
-        threading.Thread(target=lambda: found.append(slots.pending)),
-    ]
-    threads[0].start()
-    assert began.wait(20)
-    threads[1].start()
-    go_on.set()
-    for thread in threads:
-        thread.join(20)
-    assert found == [False], "it has been sent by then"
-
-
 def test_an_error_of_the_socket_is_raised() -> None:
     def send(view: memoryview) -> int:
         raise BrokenPipeError
@@ -177,28 +153,32 @@ def test_nothing_is_sent_once_it_is_closed() -> None:
     assert not slots.buffer.pending
 
 
-def test_a_close_waits_for_the_call_of_another_thread() -> None:
-    began, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+@pytest.mark.parametrize("step", ["pending", "close"])
+def test_another_thread_waits_for_the_call_of_the_socket(step: str) -> None:
+    began, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    found: list[bool] = []
 
     def send(view: memoryview) -> int:
         began.set()
-        assert go_on.wait(20) and not closed.is_set()
+        assert go_on.wait(20) and not done.is_set()
         return len(view)
 
-    def close() -> None:
-        slots.close()
-        closed.set()
+    def other() -> None:
+        if step == "close":
+            slots.close()
+        found.append(slots.pending)
+        done.set()
 
     slots = Slots(100, send)
     write(slots.buffer, b"frame")
-    threads = [threading.Thread(target=slots.buffer.flush), threading.Thread(target=close)]
+    threads = [threading.Thread(target=slots.buffer.flush), threading.Thread(target=other)]
     threads[0].start()
     assert began.wait(20)
     threads[1].start()
     go_on.set()
     for thread in threads:
         thread.join(20)
-    assert closed.is_set()
+    assert found == [False], "the frame has been sent by then"
 
 
 def test_a_thread_writes_while_another_flushes() -> None:

@@ -129,9 +129,10 @@ class LoopbackConnection(BaseConnection):
         self._out.flush()
 
     def send_stopped(self, error: BaseException | None) -> None:
-        """See `zcactor.transport.base.Connection`. There is always an error, as all written bytes are taken."""
-        lost = ConnectionLost(f"frames could not be sent: {error!r}", maybe_executed=True)
-        self._loop.call_soon_threadsafe(self._lose, lost)
+        """See `zcactor.transport.base.Connection`. All written bytes are taken, unless there is an error."""
+        if error is not None:
+            lost = ConnectionLost(f"frames could not be sent: {error!r}", maybe_executed=True)
+            self._loop.call_soon_threadsafe(self._lose, lost)
 
     def _leave(self) -> None:
         if threading.get_ident() == self._thread:

@@ -71,9 +71,9 @@ class Slots:
 
     @property
     def pending(self) -> bool:
-        """Whether frames of earlier slots are left, once a flush of another thread has ended."""
+        """Whether committed frames are left, once a flush of another thread has ended."""
         with self._lock:
-            return bool(self._waiting) and not self._closed
+            return bool(self._waiting) or self.buffer.pending > 0
 
     def _leave(self) -> None:
         # In an order in which an exception between two steps loses no more than a spare slot.

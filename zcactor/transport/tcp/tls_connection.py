@@ -106,7 +106,7 @@ class TlsConnection(TcpConnection):
         return self._slots.buffer
 
     def _is_pending(self) -> bool:
-        return super()._is_pending() or self._slots.pending
+        return self._slots.pending
 
     def _make_read(self, reader: hot.Reader) -> Callable[[], bool]:
         self._feed: Callable[[bytes], bool] = reader.feed

@@ -437,8 +437,9 @@ class VerbsConnection(BaseConnection):
         self._lose(self._ended(f"broke: a message could not be posted: {error}"), broken=True)
 
     def send_stopped(self, error: BaseException | None) -> None:
-        """See `zcactor.transport.base.Connection`. There is always an error, as messages wait in `SlotSender`."""
-        self._post_failed(error or OSError("messages wait for nothing"))
+        """See `zcactor.transport.base.Connection`. Messages that cannot be posted wait in `SlotSender`."""
+        if error is not None:
+            self._post_failed(error)
 
     # ---- the peer's arena
 
