@@ -85,8 +85,6 @@ REMEDY: Final = "pip install 'zcactor[cluster]'"
 CONTROL_NBYTES: Final = 4096
 """Bytes of plain text in a record of `SealedSocket.send`. Receivers read at least so many bytes at a time, so that no
 decrypted bytes are left, which the system would not report."""
-RECEIVE_NBYTES: Final = 256 << 10
-"""The most bytes that one system call receives."""
 
 _LENGTH: Final = struct.Struct("<I")
 HEADER_NBYTES: Final = _LENGTH.size
@@ -444,8 +442,6 @@ class SealedSocket(socket.socket):
         seals: keys that no other object may use meanwhile.
     """
 
-    raw_send = socket.socket.send
-
     def __init__(self, sock: socket.socket, seals: Seals) -> None:
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.setblocking(False)
@@ -473,7 +469,7 @@ class SealedSocket(socket.socket):
                 self._unsent = memoryview(self.seals.sealer.seal(plain) if plain else b"")
                 plain.release()
         while self._unsent:
-            self._unsent = self._unsent[self.raw_send(self._unsent, flags) :]
+            self._unsent = self._unsent[super().send(self._unsent, flags) :]
         return self._unsent_plain
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
