@@ -29,6 +29,7 @@ from zcactor.node.agent_main import Door
 from zcactor.node.worker_main import serve
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store
+from zcactor.process.cluster import MembershipService
 from zcactor.process.epochs import Deposed
 from zcactor.process.head_outage import HeadGone
 from zcactor.process.place import Place
@@ -364,7 +365,7 @@ class Cluster:
         await process.endpoint.start(process.connections.accepted)
         for left in reversed(range(TRIES if self.elects else 1)):
             try:
-                joined = await process.head.ask_members("join_driver", process.address, host.machine)
+                joined = await process.head.ask(MembershipService.join_driver, process.address, host.machine)
                 break
             except ZcactorError as error:
                 self.world.note(loop.label, "refused", why=type(error).__name__)
@@ -374,10 +375,10 @@ class Cluster:
             self.kill(loop, "it could not join")
             return
         process.head.outage.joined(*joined)
-        process.system.on_head_ends = process.head.outage.give_up
+        process.news.on_head_ends = process.head.outage.give_up
         process.connections.on_lost = HeadSearch(process, host.machine).session_lost
-        watch = HeadWatch(process, process.system.known)
-        process.system.on_heads = watch.told
+        watch = HeadWatch(process, process.news.known)
+        process.news.on_heads = watch.told
         self._hear(process, watch)
         await program(process)
 

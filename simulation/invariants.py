@@ -177,7 +177,7 @@ class States:
             self._record.saw("a credit stall")
         if process.locations._coming:
             self._record.saw("bytes are on their way")
-        if process.idle_reaper is not None and process.idle_reaper._proposed:
+        if process.idle_reaper._proposed:
             self._record.saw("a connection is about to close")
             if any(process.idle_reaper._proposed.values()):
                 self._record.saw("both ends propose to close")

@@ -12,7 +12,9 @@ from simulation.schedule import Fault, Schedule, check_schedule, draw
 from simulation.workloads import WORKLOADS
 from zcactor.api.actor import ActorOptions
 from zcactor.errors import ZcactorError
+from zcactor.ids import ActorId
 from zcactor.options import check_options
+from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
 
 if TYPE_CHECKING:
@@ -106,10 +108,10 @@ class _Program:
     async def finish(self) -> None:
         """Stop the actors that are left: named and detached ones do not end with their handles."""
         head = current().head
-        for actor in await head.ask_agent("actors"):
+        for actor in await head.ask(HeadService.actors):
             if actor["state"] != "dead":
                 with contextlib.suppress(ZcactorError):  # it has ended meanwhile
-                    await head.ask_agent("stop", bytes.fromhex(actor["actor_id"]))
+                    await head.ask(HeadService.stop, ActorId(bytes.fromhex(actor["actor_id"])))
 
 
 def simulate(

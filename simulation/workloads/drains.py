@@ -10,6 +10,7 @@ import numpy as np
 import zcactor as zc
 from simulation import record as records
 from zcactor.errors import ActorDied, ActorUnavailable, ZcactorError
+from zcactor.process.cluster import MembershipService
 from zcactor.process.context import current
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Drains:
             nodes = [each for each in await zc.nodes() if each.node_id != head and each.workers <= _FEW]
             node = rng.choice([each.node_id for each in nodes] or [head])
             record.saw("a drain began")
-            done = await current().head.ask_members("drain", node, rng.choice((0.0, 0.5, 3.0)), False)
+            done = await current().head.ask(MembershipService.drain, node, rng.choice((0.0, 0.5, 3.0)), False)
             record.saw("a drain left actors" if done["left"] else "a node was drained")
         except (ZcactorError, ValueError) as error:
             record.saw(f"no drain: {type(error).__name__}")

@@ -11,6 +11,7 @@ import numpy as np
 import zcactor as zc
 from simulation import record as records
 from zcactor.errors import ZcactorError
+from zcactor.process.cluster import MembershipService
 
 if TYPE_CHECKING:
     from simulation.workloads.scene import Scene
@@ -112,7 +113,7 @@ class Drivers:
                     await self._scene.ask("keep", actor.keep, array, value)
                 await self._scene.pause(0.2)
             if rng.random() < 0.7:
-                await process.head.ask_members("leave_driver", GRACE)
+                await process.head.ask(MembershipService.leave_driver, GRACE)
                 self._scene.record.saw("driver left")
         except ZcactorError as error:
             self._scene.record.saw(f"a driver in trouble: {type(error).__name__}")

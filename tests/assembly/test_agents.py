@@ -1,4 +1,4 @@
-"""The actors of a process that becomes the agent of a node."""
+"""The services of a process that becomes the agent of a node."""
 
 from __future__ import annotations
 
@@ -11,54 +11,38 @@ import pytest
 from tests.control.agents import FakePool, FakeProcess, turns
 from zcactor.assembly.agents import assemble_agent
 from zcactor.control.head import Head
-from zcactor.control.membership import Membership
 from zcactor.control.node_agent import NodeAgent
 from zcactor.control.node_table import facts_of
-from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX
 from zcactor.process.place import Place
 
 
-class Host:
-    """A stand-in for an actor's runner, which keeps the instance."""
-
-    instance: Any = None
-
-    def adopt(self, instance: Any) -> None:
-        """Adopt an instance as `zcactor.execution.actor_runner.ActorRunner` does."""
-        self.instance = instance
-
-
 class AgentProcess(FakeProcess):
-    """A fake process that records the actors it is to host."""
+    """A fake process that records the services it is to have."""
 
     def __init__(self) -> None:
         super().__init__()
         self.promises = SimpleNamespace(exports={})
         self.connections = SimpleNamespace(on_lost=None)
-        self.added: dict[int, Host] = {}
-        self.hosts = SimpleNamespace(add=self._add)
+        self.served: list[Any] = []
 
-    def _add(self, index: int, *_: Any) -> Host:
-        """Add an actor as `zcactor.execution.runners.Hosts` does."""
-        self.added[index] = Host()
-        return self.added[index]
+    def serve(self, *services: Any) -> None:
+        """Add services as `zcactor.assembly.process.Process` does."""
+        self.served += services
 
 
 @pytest.mark.parametrize("is_head", [True, False])
-async def test_actors_of_an_agent(is_head: bool) -> None:
+async def test_services_of_an_agent(is_head: bool) -> None:
     process = AgentProcess()
     process.sessions.head = process.process if is_head else b"another process "
     facts = facts_of("a@h:1", ("local",), "machine", Place(7, "h"))
     assert (facts["pid"], facts["host"]) == (7, "h")
     node = assemble_agent(process, FakePool(), facts, {"CPU": 2.0}, 1.0, 10.0)  # type: ignore[arg-type]
-    kinds = {index: type(host.instance) for index, host in process.added.items()}
     assert process.connections.on_lost == node.session_lost
     if is_head:
-        assert isinstance(node, Head) and process.system.revive == node.grants.revive
-        assert kinds == {AGENT_INDEX: Head, MEMBERSHIP_INDEX: Membership}
+        assert isinstance(node, Head) and process.leases.revive == node.grants.revive
+        assert process.served == [node, node.members]
     else:
-        assert kinds == {AGENT_INDEX: NodeAgent}
-    assert process.added[AGENT_INDEX].instance is node
+        assert isinstance(node, NodeAgent) and process.served == [node]
 
 
 async def test_a_head_that_is_no_nodes_agent() -> None:

@@ -19,6 +19,7 @@ from zcactor.control.head_log import Candidate
 from zcactor.driver import driver
 from zcactor.errors import ConnectionLost
 from zcactor.process import context
+from zcactor.process.cluster import HeadService
 
 PORT = 7433
 HERE = f"127.0.0.1:{PORT}"
@@ -55,8 +56,8 @@ async def test_no_head_leads(etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_head_leads(etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
     state = "taking over"
 
-    async def told(config: Config, method: str) -> dict[str, str]:
-        assert (config.address, method) == (where, "leader")
+    async def told(config: Config, method: Any) -> dict[str, str]:
+        assert (config.address, method) == (where, HeadService.leader)
         return {"state": state}
 
     monkeypatch.setattr(nodes, "_ask_head", told)
@@ -92,8 +93,8 @@ async def test_what_is_printed(
 ) -> None:  # fmt: skip
     addresses = []
 
-    async def ask_agent(method: str) -> Any:
-        if method == "leader":
+    async def ask(method: Any) -> Any:
+        if method is HeadService.leader:
             return {"waits_for": waits_for}
         if isinstance(answer, ValueError):
             raise answer
@@ -105,7 +106,7 @@ async def test_what_is_printed(
         yield
 
     monkeypatch.setattr(driver, "init", init)
-    monkeypatch.setattr(context, "current", lambda: SimpleNamespace(head=SimpleNamespace(ask_agent=ask_agent)))
+    monkeypatch.setattr(context, "current", lambda: SimpleNamespace(head=SimpleNamespace(ask=ask)))
     await nodes.have_it_act(CONFIG, "etcd://h:1")
     assert addresses == ["etcd://h:1"]
     assert capsys.readouterr().err.splitlines() == [f"zcactor: {line}" for line in lines]

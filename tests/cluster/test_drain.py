@@ -15,6 +15,7 @@ from tests.driver.programs import until
 from zcactor.cluster import drain as module
 from zcactor.cluster.daemon import KeptState
 from zcactor.cluster.drain import Drained, drain
+from zcactor.process.cluster import HeadService, MembershipService
 
 PROGRAM = """
 from tests.control.movers import Tally
@@ -161,15 +162,12 @@ class FakeLink:
         self._given = False
         self.beside_head, self.left = True, list[str]()
 
-    async def ask_members(self, method: str, *args: Any) -> dict[str, Any]:
-        """Drain."""
-        self.asked.append((method, *args))
-        return {"node": "n", "moved": 1, "left": self.left, "joined": "", "beside_head": self.beside_head}
-
-    async def ask_agent(self, method: str, *args: Any) -> Any:
-        """Say who leads, or have the next one lead."""
-        self.asked.append((method, *args))
-        if method == "leader":
+    async def ask(self, method: Any, *args: Any) -> Any:
+        """Drain, say who leads, or have the next one lead."""
+        self.asked.append((method.__name__, *args))
+        if method is MembershipService.drain:
+            return {"node": "n", "moved": 1, "left": self.left, "joined": "", "beside_head": self.beside_head}
+        if method is HeadService.leader:
             told = {"epoch": self.epoch, "address": f"head:{self.epoch}", "standbys": self._standbys}
             self.epoch += self._given and self._resigns
             return told

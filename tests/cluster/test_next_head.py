@@ -25,7 +25,7 @@ from zcactor.driver import driver
 async def main():
     if what == "depose":
         async with zc.init(ADDRESS) as runtime:
-            tell(said=await runtime.process.head.ask_agent("stay", 1 << 40))
+            tell(said=await runtime.process.head.ask(HeadService.stay, 1 << 40))
     elif what == "give up":
         try:
             async with zc.init(ADDRESS, config=zc.Config(head_timeout=0.3)):

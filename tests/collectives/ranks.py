@@ -16,6 +16,7 @@ import numpy as np
 import zcactor as zc
 from tests.filling import fill_store
 from zcactor.collectives.operations import Publication
+from zcactor.collectives.service import GroupService
 from zcactor.process.context import current
 
 __all__ = ["SIZE", "Rank", "at_rest", "everywhere", "ranks", "settled"]
@@ -79,7 +80,7 @@ class Rank:
                 return
             session, sent = member._session(rank), values
             if sent == "pieces":
-                current().requests.send(session, "group_piece", (group._key, rank, member.rank, seq, bytes(80)))
+                current().requests.send(session, GroupService.piece, (group._key, rank, member.rank, seq, bytes(80)))
                 sent = "signature", 7, b"", 0, b""
             assert session.wire.publish(seq + 1 << 20 | member.rank, member._words[rank], sent, True)
 

@@ -15,6 +15,7 @@ import zcactor as zc
 from tests.collectives.ranks import Rank, everywhere, ranks
 from zcactor.collectives.founding import KEY_NBYTES
 from zcactor.collectives.group_options import GroupOptions
+from zcactor.collectives.service import GroupService
 from zcactor.errors import ConnectionLost, ProtocolError, RemoteError
 from zcactor.peers.seating import Misplaced
 from zcactor.process.context import current
@@ -44,15 +45,15 @@ async def test_messages_for_unknown_groups_change_nothing() -> None:
     actor: Any = await Rank.spawn()
     before = await actor.facts()
     session, requests = await session_of(actor), current().requests
-    requests.send(session, "group_publish", publication(NOWHERE, 1, 0))
-    requests.send(session, "group_piece", (NOWHERE, 0, 1, 0, b"x"))
-    requests.send(session, "group_report", (NOWHERE, 0, 1, 0, None))
-    requests.send(session, "group_broken", (NOWHERE, 0, "actor", "cause"))
-    requests.send(session, "group_superseded", (NOWHERE[:16], 3))
-    requests.send(session, "group_forget", (NOWHERE,))
-    assert await requests.ask(session, "group_publish_with", *publication(NOWHERE, 1, 0), 1, 0, 8) is False
-    assert await requests.ask(session, "group_offer", NOWHERE, 0, 1, 0, 1, 0, 8) is False
-    assert await requests.ask(session, "group_facts", NOWHERE) is None
+    requests.send(session, GroupService.publish, publication(NOWHERE, 1, 0))
+    requests.send(session, GroupService.piece, (NOWHERE, 0, 1, 0, b"x"))
+    requests.send(session, GroupService.report, (NOWHERE, 0, 1, 0, None))
+    requests.send(session, GroupService.broken, (NOWHERE, 0, "actor", "cause"))
+    requests.send(session, GroupService.superseded, (NOWHERE[:16], 3))
+    requests.send(session, GroupService.forget, (NOWHERE,))
+    assert await requests.ask(session, GroupService.publish_with, *(*publication(NOWHERE, 1, 0), 1, 0, 8)) is False
+    assert await requests.ask(session, GroupService.offer, NOWHERE, 0, 1, 0, 1, 0, 8) is False
+    assert await requests.ask(session, GroupService.facts, NOWHERE) is None
     assert not session.pending
     assert await actor.facts() == before
     await zc.kill(actor)
@@ -62,9 +63,9 @@ async def test_messages_for_unknown_groups_change_nothing() -> None:
 async def test_publications_of_ranks_that_are_none_are_refused(source: int, seq: int) -> None:
     async with ranks(2) as (group, actors):
         session, requests = await session_of(actors[0]), current().requests
-        requests.send(session, "group_publish", publication(group._key, source, seq))
+        requests.send(session, GroupService.publish, publication(group._key, source, seq))
         with pytest.raises(RemoteError) as raised:
-            await requests.ask(session, "group_publish_with", *publication(group._key, source, seq), 0, 0, 0)
+            await requests.ask(session, GroupService.publish_with, *(*publication(group._key, source, seq), 0, 0, 0))
         assert isinstance(raised.value.original, ProtocolError)
         assert await everywhere(actors, "call", group, "barrier") == [None, None]
 
@@ -76,7 +77,7 @@ async def test_a_repeated_publication_is_refused() -> None:
         await called
         session, requests = await session_of(actors[0]), current().requests
         for _ in range(2):
-            requests.send(session, "group_publish", publication(group._key, 1, 0))
+            requests.send(session, GroupService.publish, publication(group._key, 1, 0))
         await actors[0].pid()
         assert not waiting.done()
         assert await zc.get([actor.call(group, "barrier") for actor in actors[1:]]) == [None, None]

@@ -13,6 +13,7 @@ from zcactor.ids import ProcessId, new_process
 from zcactor.process.epochs import KnownEpoch
 from zcactor.process.head_outage import HeadOutage
 from zcactor.process.head_places import HeadPlaces
+from zcactor.rpc.services import method_number
 from zcactor.workers.worker_table import WorkerRecord
 
 DRIVER = ProcessId(b"d" * 16)
@@ -52,7 +53,8 @@ class FakeProcess:
         self.config = Config()
         self.sessions = SimpleNamespace(used=used, head=HEAD, living=lambda peer: used.get(peer))
         self.tasks = SimpleNamespace(closing=False, start=self.start, begin=self.loop.create_task)
-        self.system = SimpleNamespace(revive=None, known=KnownEpoch())
+        self.leases = SimpleNamespace(revive=None)
+        self.news = SimpleNamespace(known=KnownEpoch(), on_heads=None, on_actor_changed=None)
         self.requests = self.head = self
         self.outage = HeadOutage(self.loop, 20.0)
         self.places, self.moving = HeadPlaces("head:1"), False
@@ -66,21 +68,17 @@ class FakeProcess:
         self.asked.append(what)
         return None if self._answer is None else await self._answer(*what)
 
-    async def ask(self, session: FakeSession, method: str, *args: Any) -> Any:
-        return await self._asked(session.peer_process, method, *args)
+    async def ask(self, *asked: Any) -> Any:
+        """Ask a peer, whose session comes first, or else the head."""
+        peer, asked = (asked[0].peer_process, asked[1:]) if isinstance(asked[0], FakeSession) else (self.agent, asked)
+        method_number(asked[0])
+        return await self._asked(peer, asked[0].__name__, *asked[1:])
 
-    async def ask_of(self, session: FakeSession, index: int, interface: Any, method: str, args: Any) -> Any:
-        assert method in interface.by_name
-        return await self._asked(session.peer_process, method, *args)
+    ask_of = ask
 
-    async def ask_members(self, method: str, *args: Any) -> Any:
-        return await self._asked(self.agent, method, *args)
-
-    ask_agent = ask_members
-
-    async def rejoin(self, known: int, method: str, *args: Any) -> tuple[FakeSession, Any]:
-        assert known == self.system.known.epoch
-        return FakeSession(self.agent), await self._asked(self.agent, method, *args)
+    async def rejoin(self, known: int, *asked: Any) -> tuple[FakeSession, Any]:
+        assert known == self.news.known.epoch
+        return FakeSession(self.agent), await self.ask(*asked)
 
     async def settle(self) -> None:
         """Let every ready task run."""

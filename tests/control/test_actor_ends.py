@@ -13,6 +13,7 @@ import pytest
 
 import zcactor as zc
 from tests.control.test_head import PATIENCE, logs, state_of
+from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
 
 
@@ -36,7 +37,7 @@ async def test_killing_and_stopping_beat_restarting(node: zc.Runtime, tmp_path: 
     await zc.stop(actor)
     other = await logs.options(max_restarts=-1).spawn(str(tmp_path / "log"))
     blocked = other.block()
-    stopping = asyncio.ensure_future(current().head.ask_agent("stop", other._remote.actor_id))
+    stopping = asyncio.ensure_future(current().head.ask(HeadService.stop, other._remote.actor_id))
     await asyncio.sleep(0)
     await zc.nodes()  # the agent has the request by now: it was sent earlier by the same connection
     os.kill((await _pid_of(other)), signal.SIGKILL)

@@ -16,6 +16,7 @@ from zcactor.control.failover import Decisions, Failover, ReportedWorker
 from zcactor.control.node_table import NodeRecord, NodeTable, RemotePool, facts_of
 from zcactor.ids import ProcessId
 from zcactor.marshal.packed import Packed
+from zcactor.process.cluster import NodeService
 
 PATIENCE = 20.0
 NODE, OTHER = ProcessId(b"n" * 16), ProcessId(b"o" * 16)
@@ -168,7 +169,7 @@ async def test_an_actor_that_was_starting_gets_another_process() -> None:
     made = Taking({actor: "restarting"}, drivers=())
     made.comes(NODE, worker(W1))
     await turns()
-    assert made.orders == [("kill_worker", W1, "the cluster's log knows no actor in it")]
+    assert made.orders == [(NodeService.kill_worker, W1, "the cluster's log knows no actor in it")]
     assert ("restart", actor, [made.nodes.worker(W1)[1].ended]) in await made.finish()  # type: ignore[index]
 
 
@@ -189,7 +190,7 @@ async def test_workers_that_no_entry_explains_are_ended() -> None:
     made = Taking({}, drivers=())
     node = made.comes(NODE, worker(W1), worker(W2, shared=True))
     await turns()
-    assert [order[:2] for order in made.orders] == [("kill_worker", W1), ("kill_worker", W2)]
+    assert [order[:2] for order in made.orders] == [(NodeService.kill_worker, W1), (NodeService.kill_worker, W2)]
     assert not node.shared
 
 
@@ -246,7 +247,7 @@ async def test_an_actor_that_was_ended_before_its_node_returned() -> None:
     node = made.comes(NODE, worker(W1, shared=True), worker(W2))
     await turns()
     assert made.done == [("resume", beside), ("discard others", beside.worker)], "they share a process"
-    assert made.orders == [("kill_worker", W2, "the cluster's log knows no actor in it")]
+    assert made.orders == [(NodeService.kill_worker, W2, "the cluster's log knows no actor in it")]
     assert made.nodes.ledger.free(node.id) == {"CPU": 3.0}
     done = await made.finish(0.0)
     assert not [what for what in done if what[-1] in (killed, alone, own, gone) or what[0] == "lost"]

@@ -19,6 +19,7 @@ from zcactor.control.node_table import SHARED_WORKERS
 from zcactor.driver import driver
 from zcactor.ids import for_spawn
 from zcactor.interface import Interface
+from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
 
 PATIENCE = 20.0
@@ -539,8 +540,9 @@ async def test_a_named_actor_whose_handle_nobody_got_is_no_more(node: zc.Runtime
     """This is the case of a spawn that is cancelled while the answer that reserves its place is on the way."""
     total = await free()
     process = current()
-    options = {"namespace": process.namespace, "name": "lost", "num_cpus": 1}
-    call = process.head.ask_agent("reserve", options, "Raises", Interface.of(Raises).wire(), None, *for_spawn())
+    options: dict[str, Any] = {"namespace": process.namespace, "name": "lost", "num_cpus": 1}
+    wire: Any = Interface.of(Raises).wire()
+    call = process.head.ask(HeadService.reserve, options, "Raises", wire, None, *for_spawn(), b"")
     handle, existed = await call
     assert not existed and await free() != total
     del handle, call
@@ -611,8 +613,8 @@ async def test_values_reach_a_restarted_actor_after_its_spawners_reference_is_go
 @pytest.mark.usefixtures("node")
 async def test_a_head_gives_way_in_its_own_term_and_to_another_one() -> None:
     head = current().head
-    epoch = (await head.ask_agent("leader"))["epoch"]
-    assert not await head.ask_agent("give_way", epoch), "nobody stands by"
-    assert not await head.ask_agent("give_way", epoch + 1)
+    epoch = (await head.ask(HeadService.leader))["epoch"]
+    assert not await head.ask(HeadService.give_way, epoch), "nobody stands by"
+    assert not await head.ask(HeadService.give_way, epoch + 1)
     with pytest.raises(ValueError, match="acts already"):
-        await head.ask_agent("force")
+        await head.ask(HeadService.force)

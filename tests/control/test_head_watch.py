@@ -12,6 +12,7 @@ import pytest
 from zcactor.control import head_watch
 from zcactor.control.head_watch import HeadWatch
 from zcactor.errors import ConnectionLost
+from zcactor.process.cluster import HeadService
 from zcactor.process.epochs import KnownEpoch
 from zcactor.process.head_places import HeadPlaces
 from zcactor.process.tasks import Tasks
@@ -58,9 +59,9 @@ class World:
         watched: Any = self
         self.watch = HeadWatch(watched, self.known, lambda epoch, _, age: self.heard.append((epoch, age)))
 
-    async def ask_agent(self, method: str, epoch: int) -> Any:
+    async def ask(self, method: Any, epoch: int) -> Any:
         """Ask the head."""
-        assert (method, epoch) == ("stay", 2)
+        assert (method, epoch) == (HeadService.stay, 2)
         self.asked.set()
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):

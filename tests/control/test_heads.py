@@ -7,6 +7,7 @@ from typing import Any
 
 from zcactor.control.heads import Heads
 from zcactor.errors import ConnectionLost
+from zcactor.process.cluster import HeadNews
 
 
 class Session:
@@ -29,9 +30,9 @@ class World:
         process: Any = SimpleNamespace(sessions=SimpleNamespace(used=self.used), requests=self)
         self.heads = Heads(process, nodes)
 
-    async def ask(self, session: Session, method: str, places: list[str]) -> None:
+    async def ask(self, session: Session, method: Any, places: list[str]) -> None:
         """Take a request."""
-        assert method == "heads_are"
+        assert method is HeadNews.heads_are
         if session.peer_process in self.lost:
             raise ConnectionLost("it has ended", False)
         self.told.append((session.peer_process, places))

@@ -16,15 +16,15 @@ from tests.control.gated_log import NAME, GatedLog
 from zcactor.control import membership
 from zcactor.control.failover import Decisions, Failover
 from zcactor.control.head_log import Candidate, Change
-from zcactor.control.membership import Membership, membership_interface
+from zcactor.control.membership import Membership
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
 from zcactor.control.recipes import Recipes
 from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
-from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.process.epochs import Deposed
+from zcactor.rpc.services import current_call
 from zcactor.workers.worker_table import WorkerRecord
 
 NODE, WORKER = ProcessId(b"n" * 16), ProcessId(b"w" * 16)
@@ -109,7 +109,7 @@ async def test_a_node_that_joins_and_is_lost(caplog: pytest.LogCaptureFixture) -
     record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
     await head.process.settle()
     assert (NODE, "start_worker", 1, record.process, "Shard", {}, DRIVER, False) in head.process.asked
-    await head.by(session, head.members.worker_ready(1, record.process, 7, "w@host:2"))
+    await head.by(session, head.members.worker_started(1, record.process, 7, "w@host:2"))
     await head.by(session, head.members.worker_said(1, DRIVER, "stdout", "one\ntwo\n"))
     assert head.done == [("ready", record.process, 7, "w@host:2"), ("show", DRIVER, "stdout", "", ["one", "two"])]
     other = head.nodes.worker_for(node, "Shard", {}, DRIVER)
@@ -158,7 +158,7 @@ async def test_how_long_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
     session, node = await head.join()
     record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
     await head.process.settle()
-    await head.by(session, head.members.worker_ready(1, record.process, 7, "w@host:2"))
+    await head.by(session, head.members.worker_started(1, record.process, 7, "w@host:2"))
     head.nodes.addresses[record.process] = "w@host:2"
     now = head.process.loop.time()
     node.heard = now - 100.0
@@ -318,17 +318,13 @@ async def test_the_end_waits_for_the_other_nodes(caplog: pytest.LogCaptureFixtur
     head.closing = True
     ending = asyncio.ensure_future(head.members.end(20.0))
     await head.process.settle()
-    assert (NODE, "end", 1, 20.0) in head.process.asked
+    assert (NODE, "end", 1, 20.0, False) in head.process.asked
     assert not ending.done()
     head.members.session_lost(session)  # type: ignore[arg-type]
     async with asyncio.timeout(20):
         await ending
     assert "is lost" not in caplog.text
     await head.end()
-
-
-def test_the_interface() -> None:
-    assert {"join_node", "join_driver", "leave_driver", "find", "worker_ended"} <= set(membership_interface().by_name)
 
 
 async def test_a_report_with_another_epoch_is_refused() -> None:
@@ -496,7 +492,7 @@ async def test_a_patient_node_that_has_closed_its_connection(
     assert not record.ended.done()
     async with asyncio.timeout(20):
         assert "was lost: the connection to it ended (reset" in await record.ended
-    assert ((NODE, "end", 1, 0.0) in head.process.asked) == (cause is None), "it ends at this head's word"
+    assert ((NODE, "end", 1, 0.0, False) in head.process.asked) == (cause is None), "it ends at this head's word"
     await head.end()
 
 
@@ -524,7 +520,9 @@ async def test_a_patient_node_that_has_left_in_order(monkeypatch: pytest.MonkeyP
     async with asyncio.timeout(20):
         await node.gone.wait()
         await record.ended
-    assert ((NODE, "end", 1, 0.0) in head.process.asked) == bool(left), "a node that lives ends at this head's word"
+    assert ((NODE, "end", 1, 0.0, False) in head.process.asked) == bool(left), (
+        "a node that lives ends at this head's word"
+    )
     await head.end()
 
 

@@ -5,31 +5,28 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Coroutine
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.callers import asked_by
 from tests.control.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
 from zcactor.api.handle import ActorHold
 from zcactor.control import node_agent
-from zcactor.control.head import agent_interface
-from zcactor.control.membership import membership_interface
-from zcactor.control.node_agent import NodeAgent, member_interface
+from zcactor.control.node_agent import NodeAgent
 from zcactor.errors import AuthenticationError, ConnectionLost, InsufficientResources, ObjectLost
-from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.marshal.packed import Packed
 from zcactor.objects.locations import LostPart
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.table import LeaseTable
-from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX, RELAYED
 from zcactor.peers.losses import silence_before
 from zcactor.process import head_outage
+from zcactor.process.cluster import HeadService, MembershipService, WorkerService
 from zcactor.process.epochs import Deposed
 from zcactor.rpc.parts import Part
+from zcactor.rpc.services import method_number
 
 WORKER, OTHER = ProcessId(b"w" * 16), ProcessId(b"o" * 16)
 
@@ -40,7 +37,7 @@ class Bench:
     def __init__(self, answer: Any = None) -> None:
         self.process = FakeProcess(answer)
         self.pool = FakePool(lambda record: self.member.worker_ended(record))
-        self.member = NodeAgent(self.process, self.pool, self.process.system.known)  # type: ignore[arg-type]
+        self.member = NodeAgent(self.process, self.pool, self.process.news.known)  # type: ignore[arg-type]
 
     @property
     def told(self) -> list[tuple[Any, ...]]:
@@ -58,7 +55,7 @@ async def test_a_worker_from_start_to_end() -> None:
     assert (bench.pool.by_process[WORKER].label, bench.pool.by_process[WORKER].driver) == ("Shard", DRIVER)
     await bench.member.worker_ready(WORKER, 7, "w@host:1")
     await bench.member.worker_ready(WORKER, 7, "w@host:1")
-    assert bench.told == [("worker_ready", 1, WORKER, 7, "w@host:1")]
+    assert bench.told == [("worker_started", 1, WORKER, 7, "w@host:1")]
     bench.member.output("stdout", bench.pool.by_process[WORKER], ["a line"])
     await bench.process.settle()
     assert bench.told[1:] == [("worker_said", 1, DRIVER, "stdout", "(Shard pid=0) a line\n")]
@@ -83,7 +80,7 @@ async def test_a_worker_that_cannot_be_started(error: Exception) -> None:
 async def test_the_end_of_a_node() -> None:
     bench = Bench()
     await bench.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
-    await bench.member.end(1, 0.0)
+    await bench.member.end(1, 0.0, False)
     await bench.member.start_worker(1, OTHER, "Shard", {}, DRIVER, False)
     async with asyncio.timeout(20):
         await bench.member.finished
@@ -119,7 +116,7 @@ async def test_a_head_that_has_given_the_node_up_does_not_keep_it_from_ending() 
 
     bench = Bench(strange)
     await bench.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
-    await bench.member.end(1, 0.0)
+    await bench.member.end(1, 0.0, False)
     async with asyncio.timeout(20):
         await bench.member.finished
 
@@ -142,10 +139,6 @@ async def test_a_node_without_its_zygote_ends() -> None:
         await bench.member.finished
 
 
-def test_the_interface() -> None:
-    assert {"start_worker", "kill_worker", "worker_ready", "end"} <= set(member_interface().by_name)
-
-
 class Asking(FakeSession):
     """The session of a worker, with leases."""
 
@@ -155,38 +148,32 @@ class Asking(FakeSession):
         self.leases = LeaseTable()
 
 
-async def by(session: FakeSession, call: Coroutine[Any, Any, Any]) -> Any:
-    """Run `call` as a call of the peer of `session`."""
-    token = current_call.set(SimpleNamespace(session=session))
-    try:
-        return await call
-    finally:
-        current_call.reset(token)
-
-
 async def test_what_workers_ask_the_head() -> None:
     async def answer(_: bytes, method: str, *args: Any) -> Any:
         return method.upper()
 
     bench, session = Bench(answer), FakeSession(WORKER)
-    assert await by(session, bench.member.relay("locate", [b"a" * 16, False])) == "LOCATE"
-    assert await by(session, bench.member.relay("find", [OTHER])) == "FIND"
-    assert await by(session, bench.member.relay("reserve", [{}, "Shard", b"", None])) == "RESERVE"
-    assert await by(session, bench.member.relay("waits", ["Shard"])) == "WAITS"
+
+    async def relay(method: Any, *args: Any) -> Any:
+        return await asked_by(session, bench.member.relay(method_number(method), [*args]))
+
+    assert await relay(HeadService.locate, b"a" * 16, False) == "LOCATE"
+    assert await relay(MembershipService.find, OTHER) == "FIND"
+    assert await relay(HeadService.reserve, {}, "Shard", b"", None, b"") == "RESERVE"
+    assert await relay(HeadService.waits, "Shard", OTHER) == "WAITS"
     assert bench.told == [
         ("locate", b"a" * 16, False), ("find", OTHER), ("reserve", {}, "Shard", b"", None, WORKER),
         ("waits", "Shard", WORKER),
     ]  # fmt: skip
-    for method in ("leave_node", "worker_ended", "shutdown", "join_driver", "__init__"):
-        with pytest.raises(ValueError, match=f"a worker cannot ask the head for '{method}'"):
-            await by(session, bench.member.relay(method, []))
+    for method in (
+        MembershipService.leave_node,
+        HeadService.shutdown,
+        MembershipService.join_driver,
+        WorkerService.stop,
+    ):
+        with pytest.raises(ValueError, match=f"a worker cannot ask the head for method number {method_number(method)}"):
+            await relay(method)
     assert len(bench.told) == 4
-
-
-async def test_what_is_relayed_is_there() -> None:
-    interfaces = {AGENT_INDEX: agent_interface(), MEMBERSHIP_INDEX: membership_interface()}
-    for method, index in RELAYED.items():
-        assert method in interfaces[index].by_name
 
 
 async def test_workers_of_a_node_share_its_lease_on_an_actor() -> None:
@@ -204,22 +191,22 @@ async def test_workers_of_a_node_share_its_lease_on_an_actor() -> None:
     asked: list[int] = []
     bench, first, second = Bench(), Asking(WORKER), Asking(OTHER)
     bench.process.hold_actor = hold  # type: ignore[attr-defined]
-    both = await asyncio.gather(*(by(session, bench.member.hold_actor(7)) for session in (first, second)))
+    both = await asyncio.gather(*(asked_by(session, bench.member.hold_actor(7)) for session in (first, second)))
     assert both[0] == both[1] != 7
     assert (asked, released) == ([7, 7], [7]), "they asked at the same time, and one lease is enough"
-    assert await by(first, bench.member.hold_actor(7)) == both[0]
-    assert await by(first, bench.member.hold_actor(9)) == 0, "there is no such actor"
+    assert await asked_by(first, bench.member.hold_actor(7)) == both[0]
+    assert await asked_by(first, bench.member.hold_actor(9)) == 0, "there is no such actor"
     assert asked == [7, 7, 9]
     first.leases.release(both[0], 2)
     assert released == [7]
     second.leases.release(both[0], 1)
     assert released == [7, 7]
-    assert await by(first, bench.member.hold_actor(7)) != both[0], "it is leased anew"
+    assert await asked_by(first, bench.member.hold_actor(7)) != both[0], "it is leased anew"
     await bench.process.settle()
     first.leases.end()
     assert released == [7, 7, 7]
     bench.process.hold_actor = lost  # type: ignore[attr-defined]
-    assert await by(first, bench.member.hold_actor(7)) == 0
+    assert await asked_by(first, bench.member.hold_actor(7)) == 0
 
 
 async def test_a_lease_that_comes_after_its_workers_end_is_given_back() -> None:
@@ -232,7 +219,7 @@ async def test_a_lease_that_comes_after_its_workers_end_is_given_back() -> None:
 
     bench, session = Bench(), Asking(WORKER)
     bench.process.hold_actor = hold  # type: ignore[attr-defined]
-    asking = asyncio.ensure_future(by(session, bench.member.hold_actor(7)))
+    asking = asyncio.ensure_future(asked_by(session, bench.member.hold_actor(7)))
     await bench.process.settle()
     asking.cancel()
     await asyncio.wait([asking])
@@ -262,7 +249,7 @@ async def test_orders_of_an_earlier_head_are_refused() -> None:
     await bench.member.start_worker(7, WORKER, "Shard", {}, DRIVER, False)
     for order in (
         bench.member.start_worker(6, OTHER, "Shard", {}, DRIVER, False), bench.member.kill_worker(6, WORKER, "no"),
-        bench.member.end(6, 0.0), bench.member.run_over(6, 0, ""),
+        bench.member.end(6, 0.0, False), bench.member.run_over(6, 0, ""),
     ):  # fmt: skip
         with pytest.raises(Deposed) as caught:
             await order
@@ -282,7 +269,7 @@ async def test_a_report_is_made_again_where_the_head_is_a_later_one() -> None:
     bench = Bench(answer)
     await bench.member.start_worker(3, WORKER, "Shard", {}, DRIVER, False)
     await bench.member.worker_ready(WORKER, 7, "w@host:1")
-    assert bench.told == [("worker_ready", 3, WORKER, 7, "w@host:1"), ("worker_ready", 5, WORKER, 7, "w@host:1")]
+    assert bench.told == [("worker_started", 3, WORKER, 7, "w@host:1"), ("worker_started", 5, WORKER, 7, "w@host:1")]
     with pytest.raises(Deposed):
         await bench.member.kill_worker(4, WORKER, None)
 
@@ -419,7 +406,7 @@ async def test_patience_ends(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 async def test_a_node_that_is_ending_does_not_look_for_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Away(monkeypatch)
     await bench.member.join({"host": "n"}, {"CPU": 1.0})
-    await bench.member.end(1, 0.0)
+    await bench.member.end(1, 0.0, False)
     bench.lose(HEAD)
     assert bench.member._seeking is None
     async with asyncio.timeout(20):
@@ -572,7 +559,7 @@ async def test_a_node_that_returns_leases_the_actors_in_its_recipes_anew(monkeyp
     monkeypatch.setattr(FakeSession, "release", lambda _, object_id: anew.append(object_id), raising=False)
     bench = Bench(answer)
     await bench.member.join({}, {})
-    bench.process.system.known.check(1)
+    bench.process.news.known.check(1)
     kept, gone = (ActorHold(HEAD, number, released.append) for number in (21, 22))
     parts = [Part(RegionKind.ACTOR, hold, 0, 0) for hold in (kept, gone)]
     await bench.member.hold_recipe(1, 7, Packed(b"", parts, 0))

@@ -23,6 +23,7 @@ from zcactor.control.node_table import (
 )
 from zcactor.errors import ConnectionLost, InsufficientResources
 from zcactor.ids import ProcessId
+from zcactor.process.cluster import NodeService
 from zcactor.workers.worker_table import WorkerRecord
 
 DRIVER = ProcessId(b"d" * 16)
@@ -176,11 +177,12 @@ async def test_what_is_told_of_nodes() -> None:
 async def test_a_worker_of_another_node() -> None:
     node = Node("b")
     record = node.pool.start("Shard", {"A": "1"}, DRIVER, shared=False)
-    assert node.told == [("start_worker", record.process, "Shard", {"A": "1"}, DRIVER, False)]
+    assert node.told == [(NodeService.start_worker, record.process, "Shard", {"A": "1"}, DRIVER, False)]
     assert (len(record.process), record.driver, record.shared) == (16, DRIVER, False)
     record.kill("for a reason")
     record.kill("again")
-    assert node.told[1:] == [("kill_worker", record.process, "for a reason"), ("kill_worker", record.process, "again")]
+    kill = NodeService.kill_worker
+    assert node.told[1:] == [(kill, record.process, "for a reason"), (kill, record.process, "again")]
     node.pool.worker_ended(record.process, "killed by signal 9")
     assert record.ended.result() == "for a reason"
     assert node.ended == [record]
@@ -220,7 +222,7 @@ async def test_shared_workers() -> None:
     assert nodes.worker_for(node, "Shard", options, DRIVER) not in {first, *others}
     own = nodes.worker_for(node, "Shard", {"env": {"A": "1"}}, DRIVER)
     assert own not in node.shared
-    assert node.told[-1] == ("start_worker", own.process, "Shard", {"A": "1"}, DRIVER, False)
+    assert node.told[-1] == (NodeService.start_worker, own.process, "Shard", {"A": "1"}, DRIVER, False)
 
 
 async def test_no_process_can_be_started() -> None:

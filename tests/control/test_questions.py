@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.callers import asked_by
 from tests.control.agents import DRIVER, FakePool, FakeSession
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
@@ -17,7 +18,6 @@ from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
 from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import AuthenticationError, NoSuchActor
-from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ActorId, ProcessId
 from zcactor.interface import Interface
 
@@ -80,14 +80,11 @@ async def test_the_facts_of_all() -> None:
 async def test_each_spawn_that_waits_is_told_once() -> None:
     head = Asked()
     head.add("till")
-    token = current_call.set(SimpleNamespace(session=FakeSession(DRIVER)))
-    try:
-        assert (await head.waits("Shop")).startswith("Shop waits for 1 CPU")
-        assert await head.waits("Shop") == ""
-        with pytest.raises(AuthenticationError, match="is no worker of the node whose agent has asked"):
-            await head.waits("Shop", b"w" * 16)
-    finally:
-        current_call.reset(token)
+    driver = FakeSession(DRIVER)
+    assert (await asked_by(driver, head.waits("Shop", b""))).startswith("Shop waits for 1 CPU")
+    assert await asked_by(driver, head.waits("Shop", b"")) == ""
+    with pytest.raises(AuthenticationError, match="is no worker of the node whose agent has asked"):
+        await asked_by(driver, head.waits("Shop", b"w" * 16))
 
 
 @pytest.mark.parametrize("lacks", [True, False])

@@ -78,7 +78,7 @@ async def test_the_end_of_a_run_is_told_before_the_nodes_end() -> None:
     await head.process.settle()
     assert asked == [
         (NODE, "run_over", 1, 3, "because"), (OTHER, "run_over", 1, 3, "because"),
-        (NODE, "end", 1, 60.0), (OTHER, "end", 1, 60.0),
+        (NODE, "end", 1, 60.0, False), (OTHER, "end", 1, 60.0, False),
     ]  # fmt: skip
     ending.cancel()
     await head.end()

@@ -25,6 +25,7 @@ from zcactor.control.file_log import look_into
 from zcactor.control.head import Head
 from zcactor.control.node_agent import NodeAgent
 from zcactor.control.recipe_shelf import RecipeShelf
+from zcactor.process.cluster import MembershipService
 from zcactor.token import read_token_file
 
 
@@ -163,7 +164,7 @@ def test_a_node_that_is_drained_gives_its_recipes_away_before_it_leaves() -> Non
         _, one, two, three = [node.node_id for node in await zc.nodes()]
         handle = await spawn(node=one)
         (other,) = [each for each in (two, three) if placed(made, handle).recipe_holders[1].hex() == each]
-        await process.head.ask_members("drain", other, 10.0, False)
+        await process.head.ask(MembershipService.drain, other, 10.0, False)
         (left,) = {two, three} - {other}
         assert {holder.hex() for holder in placed(made, handle).recipe_holders} == {one, left}
 
@@ -188,7 +189,7 @@ def test_a_recipe_gets_further_holders_once(monkeypatch: pytest.MonkeyPatch) -> 
         handle = await spawn(node=one)
         record = placed(made, handle)
         other = record.recipe_holders[1].hex()
-        draining = asyncio.ensure_future(process.head.ask_members("drain", other, 10.0, False))
+        draining = asyncio.ensure_future(process.head.ask(MembershipService.drain, other, 10.0, False))
         while len(asked) == 2:
             await asyncio.sleep(0.01)
         head_of(made).recipes.look()

@@ -21,6 +21,7 @@ from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import HeadUnavailable
 from zcactor.ids import ProcessId, for_spawn
 from zcactor.interface import Interface
+from zcactor.process.cluster import HeadNews, HeadService, WorkerService
 
 ME = Candidate("h@host:1", "host", 1)
 
@@ -460,7 +461,7 @@ def test_a_failed_spawn_is_taken_note_of_when_its_end_is_recorded(failure: str) 
                 record.worker.kill("the test ends it")
             log.holds = lambda changes: any(change.value is None for change in changes)
             for _ in range(2):  # a repeated report waits, too
-                told = asyncio.ensure_future(process.head.ask_agent("constructed", record.actor_id, failure))
+                told = asyncio.ensure_future(process.head.ask(HeadService.constructed, record.actor_id, failure))
                 await until(log.held)
                 await asyncio.sleep(3)
                 assert record.state == "dead" and not told.done()
@@ -476,13 +477,13 @@ def test_a_refused_spawn_may_be_asked_for_again_by_the_same_request() -> None:
 
         async def program(process: Process) -> None:
             ids = for_spawn()
-            asked: Any = ({"namespace": "n", "name": "till"}, "Shop", Interface.of(Shop).wire(), None, *ids)
+            asked: Any = ({"namespace": "n", "name": "till"}, "Shop", Interface.of(Shop).wire(), None, *ids, b"")
             log.refuses = has("actor")
             with pytest.raises(zc.HeadUnavailable):
-                await process.head.ask_agent("reserve", *asked)
+                await process.head.ask(HeadService.reserve, *asked)
             log.refuses = lambda _: False
             with pytest.raises(zc.ActorDied, match="it could not be placed"):
-                await process.head.ask_agent("reserve", *asked)
+                await process.head.ask(HeadService.reserve, *asked)
 
         made.run(program)
 
@@ -746,7 +747,7 @@ def test_a_shared_process_ends_the_actors_that_a_new_head_does_not_know() -> Non
             known, *others = [shop for shop in shops if shop._remote.location[0] == shared]
             index = known._remote.location[1]
             session = await process.connections.connect(shared)
-            await process.requests.ask(session, "discard_others", [index], 1)
+            await process.requests.ask(session, WorkerService.discard_others, [index], 1)
             (hosts,) = [
                 loop.process.hosts for loop in made.world.loops.values()
                 if loop.process is not None and loop.process.process == shared
@@ -766,14 +767,16 @@ def test_a_worker_refuses_an_earlier_head_which_decides_no_more() -> None:
         async def program(process: Process) -> None:
             shop: Any = await Shop.options(max_restarts=1).spawn()
             session = await process.connections.connect(shop._remote.location[0])
+            ask: Any = process.requests.ask
             later = (shop._remote.actor_id, "alive", *shop._remote.location, "", 9)
-            await process.requests.ask(session, "actor_changed", *later)
+            await process.requests.ask(session, HeadNews.actor_changed, *later)
             for method, args in (
-                ("stop", (0, 5.0, 8)), ("discard", (0, 8)), ("discard_others", ([], 8)),
-                ("actor_changed", (*later[:-1], 8)), ("create", (1, b"a" * 16, 1, 0, {}, b"", None, 8)),
+                (WorkerService.stop, (0, 5.0, 8)), (WorkerService.discard, (0, 8)),
+                (WorkerService.discard_others, ([], 8)), (HeadNews.actor_changed, (*later[:-1], 8)),
+                (WorkerService.create, (1, b"a" * 16, 1, 0, {}, b"", None, 8)),
             ):  # fmt: skip
                 with pytest.raises(zc.RemoteError) as caught:
-                    await process.requests.ask(session, method, *args)
+                    await ask(session, method, *args)
                 assert isinstance(caught.value.original, Deposed)
                 assert (caught.value.original.epoch, caught.value.original.known) == (8, 9)
             head: Any = made.cluster.hosts["h0"].node

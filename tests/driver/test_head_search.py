@@ -9,6 +9,7 @@ from typing import Any
 from zcactor.api.handle import ActorHold
 from zcactor.driver.head_search import HeadSearch
 from zcactor.errors import ConnectionLost
+from zcactor.process.cluster import MembershipService
 from zcactor.process.epochs import KnownEpoch
 from zcactor.process.head_outage import HeadOutage
 
@@ -32,9 +33,9 @@ class Scene:
         self.outage.joined(patience, "log")
         head = SimpleNamespace(outage=self.outage, rejoin=self._rejoin)
         tasks = SimpleNamespace(closing=False, begin=self._begin)
-        system = SimpleNamespace(known=KnownEpoch())
-        system.known.check(3)
-        process: Any = SimpleNamespace(sessions=self.sessions, tasks=tasks, head=head, address="here", system=system)
+        news = SimpleNamespace(known=KnownEpoch())
+        news.known.check(3)
+        process: Any = SimpleNamespace(sessions=self.sessions, tasks=tasks, head=head, address="here", news=news)
         self.search = HeadSearch(process, "machine")
 
     def _begin(self, work: Any) -> asyncio.Task[None]:
@@ -62,7 +63,7 @@ async def test_the_actors_are_leased_anew() -> None:
     async with asyncio.timeout(PATIENCE):
         (searching,) = scene.tasks
         await searching
-    assert scene.asked == [(3, "return_driver", "here", "machine", [1])] * 2
+    assert scene.asked == [(3, MembershipService.return_driver, "here", "machine", [1])] * 2
     assert scene.released == [2], "the program has dropped that one meanwhile"
     assert not scene.outage.going_on
     scene.hold.release()

@@ -19,6 +19,7 @@ import numpy as np
 import zcactor as zc
 from tests.cluster.far_driver import answer
 from tests.engines.beats import beat_for_ever
+from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
 
 PAUSE = 0.02
@@ -171,7 +172,7 @@ class Commands:
 
     async def leader(self) -> dict[str, Any]:
         """The facts that the head tells of itself."""
-        told: dict[str, Any] = await current().head.ask_agent("leader")
+        told: dict[str, Any] = await current().head.ask(HeadService.leader)
         return told
 
     async def load(self, names: list[str]) -> None:

@@ -20,6 +20,7 @@ import zcactor as zc
 from tests.actors import Caller, Faulty, Plain, Probe, Unusual
 from zcactor.api.remote_method import RemoteMethod
 from zcactor.process import context
+from zcactor.process.cluster import WorkerService
 from zcactor.rpc.session import Session
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -630,7 +631,7 @@ async def test_a_call_that_comes_while_the_process_leaves_is_answered_by_who_kno
     actor: Any = await Slow.spawn()
     pid = await actor.pid()
     process = context.current()
-    leaving = process.requests.ask(process.sessions.used[actor._remote.location[0]], "leave", 20.0)
+    leaving = process.requests.ask(process.sessions.used[actor._remote.location[0]], WorkerService.leave, 20.0)
     while not (tmp_path / "closing").exists():
         await asyncio.sleep(0.001)
     late = actor.pid()

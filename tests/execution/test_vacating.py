@@ -13,6 +13,7 @@ import pytest_asyncio
 import zcactor as zc
 from tests.control.movers import Tally
 from zcactor.execution.actor_runner import send_back
+from zcactor.process.cluster import WorkerService
 from zcactor.process.context import current
 from zcactor.rpc.incoming import Incoming
 
@@ -55,7 +56,7 @@ class Move:
     async def close(self, patience: float = 20.0) -> bool:
         process, index = self.actor._remote.location
         session = await current().connections.connect(process)
-        return await current().requests.ask(session, "vacate", index, patience, EPOCH)  # type: ignore[no-any-return]
+        return await current().requests.ask(session, WorkerService.vacate, index, patience, EPOCH)
 
 
 async def test_calls_run_at_the_next_place_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

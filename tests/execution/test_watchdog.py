@@ -154,7 +154,7 @@ class Fakes:
     def watchdog(self, after: float = 5.0) -> Watchdog:
         tasks: Any = SimpleNamespace(loop=self.loop, thread=0)
         hosts: Any = {2: self.host}
-        return Watchdog(hosts, self.sessions, self.counters, tasks, 0, after)
+        return Watchdog(hosts, self.sessions, self.counters, tasks, after)
 
     def call_soon(self, callback: Any) -> None:
         self.asked += 1

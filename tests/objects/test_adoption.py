@@ -317,7 +317,7 @@ async def test_what_was_not_passed_on_is_not_given(node: zc.Runtime) -> None:
     session = await process.connections.connect(holder._remote.location[0])
     for pin in (0, 5, 1 << 63, 1 << 63 | 2):
         with pytest.raises(zc.ObjectLost, match="no value under that name"):
-            await process.requests.ask(session, "adopt", pin, int(RegionKind.ARRAY), 0, 8)
+            await process.requests.ask(session, Adoptions.lend, pin, int(RegionKind.ARRAY), 0, 8)
 
 
 # ---------------------------------------------------------------- the memory of an owner that has ended

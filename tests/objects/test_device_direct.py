@@ -15,6 +15,7 @@ import uvloop
 import zcactor as zc
 from tests.assembly.test_process import PATIENCE, _call, _settled
 from tests.assembly.test_process_verbs import Pair
+from tests.callers import asked_by
 from tests.device.helpers import held, settle
 from zcactor.api.device_paths import device_path
 from zcactor.api.remote_actor import RemoteActor
@@ -378,7 +379,7 @@ async def test_without_a_card() -> None:
         assert "go by tcp" in direct(owner).reason(session)
         (session,) = caller.sessions.all()
         lease = leased(caller, owner, x)
-        assert await direct(caller).keys(session, lease.id, lease.offset, 1) == (
+        assert await asked_by(session, direct(caller).keys(lease.id, lease.offset, 1)) == (
             "the owner has no connection by RDMA to the reader"
         )
 
@@ -636,7 +637,7 @@ async def test_an_object_that_nobody_has_leased() -> None:
         number, offset = x.holder.id, x.holder.offset
         for what in ((number + 1, offset, 1), (number, offset - 1, 1), (number, offset, NBYTES + 1)):
             with pytest.raises(ObjectLost, match="is leased to the process"):
-                await direct(caller).keys(session, *what)
+                await asked_by(session, direct(caller).keys(*what))
 
 
 async def test_a_gpu_without_room_for_the_proof() -> None:

@@ -16,6 +16,7 @@ import uvloop
 
 import zcactor as zc
 from tests.actors_gpu import Gpus, hold_pieces
+from tests.callers import asked_by
 from tests.device.helpers import held, settle
 from zcactor.device.staging import PIECE_NBYTES, PIECES
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
@@ -321,10 +322,11 @@ async def test_a_question_goes_on_by_the_connection_that_replaces_its_own(monkey
 
     async with running():
         monkeypatch.setattr(pieces()._requests, "ask", ask)
-        assert await pieces().asked(sessions[0], "stage", 1, 2) == (sessions[2], "answer")
-        assert asked == [(session, "stage", 1, 2) for session in sessions]
+        found: Any = await pieces().asked(sessions[0], DevicePieces.computed, 1)
+        assert found == (sessions[2], "answer")
+        assert asked == [(session, DevicePieces.computed, 1) for session in sessions]
         with pytest.raises(ConnectionLost, match="has ended"):
-            await pieces().asked(sessions[2], "stage", 1, 2)
+            await pieces().asked(sessions[2], DevicePieces.computed, 1)
         monkeypatch.undo()
 
 
@@ -336,9 +338,9 @@ async def test_bytes_need_a_lease() -> None:
         block: Any = x.holder
         for session in process.sessions.all():
             for asked in (
-                pieces().stage(session, block.id, block.offset, 1000, True, process.copies),
-                pieces().whole(session, block.id, block.offset, 1000, process.copies),
-                pieces().computed(session, block.id),
+                asked_by(session, pieces().stage(block.id, block.offset, 1000, True)),
+                asked_by(session, pieces().whole(block.id, block.offset, 1000)),
+                asked_by(session, pieces().computed(block.id)),
             ):
                 with pytest.raises(ObjectLost, match="is leased to the process"):
                     await asked
@@ -347,14 +349,14 @@ async def test_bytes_need_a_lease() -> None:
         for offset, nbytes in ((0, 2 * PIECE_NBYTES + 1), (-1, 5), (1, -1), (1, 2 * PIECE_NBYTES)):
             place = block.offset + offset
             for asked in (
-                pieces().stage(session, block.id, place, nbytes, True, process.copies),
-                pieces().whole(session, block.id, place, nbytes, process.copies),
+                asked_by(session, pieces().stage(block.id, place, nbytes, True)),
+                asked_by(session, pieces().whole(block.id, place, nbytes)),
             ):
                 with pytest.raises(ObjectLost, match="with these bytes"):
                     await asked
         with pytest.raises(ProtocolError, match=f"at most {PIECE_NBYTES}"):
-            await pieces().stage(session, block.id, block.offset, PIECE_NBYTES + 1, True, process.copies)
+            await asked_by(session, pieces().stage(block.id, block.offset, PIECE_NBYTES + 1, True))
         assert HOST not in zc.stats().copies and pieces().nbytes == 0
-        values = await pieces().whole(session, block.id, block.offset + 10, 5, process.copies)
+        values = await asked_by(session, pieces().whole(block.id, block.offset + 10, 5))
         assert bytes(values) == b"\3" * 5
-        await pieces().computed(session, block.id)
+        await asked_by(session, pieces().computed(block.id))

@@ -28,11 +28,12 @@ from zcactor.interface import Interface
 from zcactor.marshal.sharing import share
 from zcactor.objects import locations
 from zcactor.objects.broadcast import Copy
-from zcactor.objects.broadcast_directory import BroadcastDirectory
+from zcactor.objects.broadcast_directory import BroadcastDirectory, BroadcastService
 from zcactor.objects.locations import LOCATED_NBYTES, LostPart
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Block, Store
+from zcactor.peers.leases import Leases
 from zcactor.process import context
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.loopback.endpoint import LoopbackConnection, LoopbackEndpoint, LoopbackNetwork
@@ -319,7 +320,7 @@ async def test_a_waiter_that_is_cancelled_leaves_the_transfer_to_the_others() ->
         peers.gate = lambda _: opened.wait()
 
         async def read() -> Any:
-            assert await reader.requests.ask(session, "lease", block.id)
+            assert await reader.requests.ask(session, Leases.lease, block.id)
             region = Region(RegionKind.ARRAY, peers.owner.process, block.id, block.offset, SMALL, 0)
             return await reader.locations.read(reader.locations.remote(session, region))
 
@@ -446,7 +447,7 @@ async def test_an_array_whose_name_was_passed_on_cannot_be_written_to_again() ->
         peers.owner.store.export(block)
         array.flags.writeable = True
         session = await reader.connections.connect(peers.owner.process)
-        assert await reader.requests.ask(session, "lease", block.id)
+        assert await reader.requests.ask(session, Leases.lease, block.id)
         assert not array.flags.writeable
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
@@ -612,7 +613,7 @@ async def test_what_is_made_our_own_for_others_is_authenticated() -> None:
         session = await reader.connections.connect(peers.owner.process)
         array = peers.array(SMALL)
         block = peers.exported(array)
-        assert await reader.requests.ask(session, "lease", block.id)
+        assert await reader.requests.ask(session, Leases.lease, block.id)
         region = Region(RegionKind.ARRAY, peers.owner.process, block.id, block.offset, SMALL, 0)
         part = reader.locations.remote(session, region)
         adopted, offset = await reader.adoptions.adopt(part.holder, part.kind)
@@ -712,7 +713,8 @@ async def test_an_owner_that_lost_track_serves_by_itself() -> None:
         array = peers.array()
         for actor in peers.actors[:2]:
             await call(actor, "keep", array)
-        peers.owner.system._origins = peers.owner.origins = BroadcastDirectory()
+        peers.owner.origins = BroadcastDirectory()
+        peers.owner.serve(BroadcastService(0, peers.owner.store, peers.owner.origins))
         assert await call(peers.actors[2], "keep", array) == LARGE / 8
         assert peers.sources == [peers.owner.process] * 3
 

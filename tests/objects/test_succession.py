@@ -35,8 +35,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
     ask = Requests.ask
 
-    def noted(self: Requests, session: Any, method: str, *args: Any) -> Any:
-        if method == "owner_ends":
+    def noted(self: Requests, session: Any, method: Any, *args: Any) -> Any:
+        if method is Succession.take_over:
             found.append(sorted(args[0]))
         return ask(self, session, method, *args)
 
@@ -105,8 +105,8 @@ async def test_a_peer_that_takes_too_long_does_not_keep_a_process_from_its_end(
     await peer.keep([ref])
     ask = Requests.ask
 
-    async def never(self: Requests, session: Any, method: str, *args: Any) -> Any:
-        if method == "owner_ends":
+    async def never(self: Requests, session: Any, method: Any, *args: Any) -> Any:
+        if method is Succession.take_over:
             await asyncio.Event().wait()
         return await ask(self, session, method, *args)
 

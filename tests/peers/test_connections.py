@@ -12,6 +12,7 @@ import zcactor as zc
 from tests.assembly.test_process import PATIENCE, Pair, _settled
 from zcactor.errors import AuthenticationError
 from zcactor.rpc.call import Call
+from zcactor.rpc.services import Services
 
 
 async def test_several_callers_share_one_attempt_and_one_connection() -> None:
@@ -27,7 +28,7 @@ async def test_a_process_connects_to_itself() -> None:
         session = await caller.connections.connect(caller.process)
         assert session.peer_process == caller.process
         assert len(list(caller.sessions.all())) == 2
-        assert await caller.requests.ask(session, "ping")
+        assert await caller.requests.ask(session, Services.ping)
 
 
 async def test_from_another_loop() -> None:

@@ -15,6 +15,7 @@ from zcactor.api.future import ObjectRef
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.assembly.process import Process
 from zcactor.errors import ConnectionLost
+from zcactor.ids import ActorId
 from zcactor.peers import failure_detector
 from zcactor.process.tasks import Tasks
 from zcactor.rpc.session import Session
@@ -208,7 +209,7 @@ async def test_a_holder_is_told_that_the_node_was_lost(bench: Stopped, monkeypat
         return await located
 
     monkeypatch.setattr(bench.caller.head, "locate", locate)
-    tell = bench.caller.system.actor_changed
+    tell = bench.caller.news.actor_changed
     tell(bench.actor.actor_id, "restarting", *place, "its node was lost", 1)
     with pytest.raises(zc.ActorUnavailable, match="its node was lost") as caught:
         await waiting
@@ -221,7 +222,7 @@ async def test_a_holder_is_told_that_the_node_was_lost(bench: Stopped, monkeypat
     assert (await later)[0] == 4.0
     tell(bench.actor.actor_id, "alive", b"n" * 16, 5, "", 1)
     assert bench.actor.location == (b"n" * 16, 5)
-    tell(b"unknown", "dead", b"", 0, "never mind", 1)
+    tell(ActorId(b"unknown"), "dead", b"", 0, "never mind", 1)
 
 
 async def test_a_holder_is_told_that_the_actor_is_dead(bench: Stopped) -> None:
@@ -230,7 +231,7 @@ async def test_a_holder_is_told_that_the_actor_is_dead(bench: Stopped) -> None:
     waiting = asyncio.ensure_future(_call(bench.actor, "total", np.ones(3)))
     while not bench.session.pending:
         await asyncio.sleep(0)
-    bench.caller.system.actor_changed(bench.actor.actor_id, "dead", *bench.actor.location, "its node was lost", 1)
+    bench.caller.news.actor_changed(bench.actor.actor_id, "dead", *bench.actor.location, "its node was lost", 1)
     for call in (waiting, _call(bench.actor, "total", np.ones(3))):
         with pytest.raises(zc.ActorDied, match="its node was lost"):
             await call

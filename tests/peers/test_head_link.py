@@ -14,6 +14,8 @@ from tests.assembly.test_process import PATIENCE
 from zcactor.ids import ActorId
 from zcactor.peers import head_link
 from zcactor.peers.head_link import HeadLink
+from zcactor.peers.leases import Leases
+from zcactor.process.cluster import HeadService, MembershipService
 from zcactor.process.epochs import Deposed
 from zcactor.process.head_places import HeadPlaces
 from zcactor.process.sessions import Sessions
@@ -35,18 +37,24 @@ async def test_the_head_knows_who_lives(node: zc.Runtime) -> None:
     assert state == "dead" and cause
 
 
+ask: Any = HeadLink.ask
+
+
+def rejoin(link: HeadLink) -> Any:
+    """`HeadLink.rejoin`, whose answers are those of a fake."""
+    return link.rejoin
+
+
 class Link(HeadLink):
     """A link to a head that answers with `answer`."""
 
     def __init__(self, answer: Any) -> None:
         tasks: Any = SimpleNamespace(loop=asyncio.get_running_loop())
-        super().__init__(Sessions(b"u" * 16), None, None, tasks, 20.0, *[lambda: None] * 3)  # type: ignore[arg-type]
+        super().__init__(Sessions(b"u" * 16), None, None, tasks, 20.0)  # type: ignore[arg-type]
         self._answer = answer
 
-    async def ask_agent(self, method: str, *args: Any) -> Any:
+    async def ask(self, *_: Any) -> Any:  # type: ignore[override]
         return await self._answer()
-
-    ask_members = ask_agent
 
 
 async def test_a_head_that_is_gone_or_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,18 +97,18 @@ async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.Monke
 
     link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
     link._tasks.on_loop = on_loop  # type: ignore[method-assign, assignment]
-    assert await HeadLink.ask_agent(link, "kill", ActorId(b"a" * 16)) is None
+    assert await ask(link, HeadService.kill, ActorId(b"a" * 16)) is None
     answers += [zc.ObjectLost("a long answer"), zc.NoSuchActor("it is unknown")]
-    assert await HeadLink.ask_agent(link, "kill", ActorId(b"a" * 16)) is None
+    assert await ask(link, HeadService.kill, ActorId(b"a" * 16)) is None
     answers += [zc.ConnectionLost("gone"), zc.NoSuchActor("it is unknown")]
     with pytest.raises(zc.NoSuchActor):
-        await HeadLink.ask_agent(link, "get_actor", "name", "default")
+        await HeadLink.ask(link, HeadService.get_actor, "name", "default")
     answers += [zc.NoSuchActor("it is unknown")]
     with pytest.raises(zc.NoSuchActor):
-        await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16))
+        await HeadLink.ask(link, HeadService.stop, ActorId(b"a" * 16))
     link.outage.joined(6.0, "log")
     answers += [zc.NoSuchActor("it is unknown")]
-    assert await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16)) is None, "an earlier head may have ended it"
+    assert await ask(link, HeadService.stop, ActorId(b"a" * 16)) is None, "an earlier head may have ended it"
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
@@ -117,7 +125,7 @@ async def test_a_long_answer_that_is_lost_with_the_connection(is_closed: bool) -
     link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
     lost, text = (zc.ConnectionLost, "an answer of the head is lost: it") if is_closed else (zc.ObjectLost, "it could")
     with pytest.raises(lost, match=text):
-        await HeadLink.ask_agent(link, "locate", ActorId(b"a" * 16), False)
+        await HeadLink.ask(link, HeadService.locate, ActorId(b"a" * 16), False)
 
 
 async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
@@ -130,8 +138,8 @@ async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
     async def connect(_: bytes) -> Any:
         return session
 
-    async def ask(_: Any, method: str, object_id: int) -> Any:
-        assert (method, object_id) == ("lease", 51)
+    async def ask(_: Any, method: Any, object_id: int) -> Any:
+        assert (method, object_id) == (Leases.lease, 51)
         answer = answers.pop(0)
         if isinstance(answer, zc.ConnectionLost):
             link.outage.begin()
@@ -262,8 +270,8 @@ async def test_a_head_whose_term_is_over_is_left_for_the_next_place() -> None:
 
     link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
     with pytest.raises(zc.ConnectionLost, match="the term of the head at a:1 is over"):
-        await link.rejoin(2, "return_node")
-    assert (await link.rejoin(2, "return_node"))[1] == "b:1"
+        await link.rejoin(2, HeadService.nodes)
+    assert (await rejoin(link)(2, HeadService.nodes))[1] == "b:1"
     assert link.epoch == 2
 
 
@@ -280,7 +288,7 @@ async def test_the_next_place_is_looked_at_where_no_head_is(error: Exception) ->
 
     link._connections = SimpleNamespace(connect=connect)  # type: ignore[assignment]
     with pytest.raises(zc.ConnectionLost):
-        await link.rejoin(0, "return_node")
+        await link.rejoin(0, HeadService.nodes)
     assert link.places.current == "b:1"
 
 
@@ -308,12 +316,12 @@ async def test_a_stopped_head_is_left_for_the_next_place(monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(head_link, "_ANSWER", 0.01)
         with pytest.raises(zc.ConnectionLost, match="the head at a:1 does not answer"):
-            await link.rejoin(0, "return_node")
+            await link.rejoin(0, HeadService.nodes)
     assert not connected
-    assert (await link.rejoin(0, "return_node"))[1] == "answer"
+    assert (await rejoin(link)(0, HeadService.nodes))[1] == "answer"
     assert looked == ["a:1", "b:1"] and connected == ["b:1"]
     link.places.learn(["c:1"])  # the only one: whether it answers is seen then
-    assert (await link.rejoin(0, "return_node"))[1] == "answer"
+    assert (await rejoin(link)(0, HeadService.nodes))[1] == "answer"
     assert looked == ["a:1", "b:1"] and connected == ["b:1", "c:1"]
 
 
@@ -339,17 +347,17 @@ async def test_what_a_deposed_head_refuses_is_asked_of_the_next(monkeypatch: pyt
     link._sessions.used[link.process] = sessions[0]
     with pytest.raises(zc.ConnectionLost, match="decides no more"):  # nobody leads after a head without a log
         link._timeout, asked[:] = 0.0, []
-        await HeadLink.ask_agent(link, "reserve")
+        await HeadLink.ask(link, HeadService.nodes)
     link.outage.joined(6.0, "log")
     link._sessions.used[link.process] = sessions[0]
     asked.clear()
     if leaves:
         link._timeout = PATIENCE
-        assert await HeadLink.ask_agent(link, "reserve") == "made"
+        assert await ask(link, HeadService.nodes) == "made"
         assert len(asked) == 2
     else:
         with pytest.raises(zc.HeadUnavailable, match="log"):
-            await HeadLink.ask_agent(link, "reserve")
+            await HeadLink.ask(link, HeadService.nodes)
 
 
 async def test_all_waits_of_a_request_in_a_row_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +383,7 @@ async def test_all_waits_of_a_request_in_a_row_have_one_deadline(monkeypatch: py
     link._connections = SimpleNamespace(connect=connect)  # type: ignore[assignment]
     link._tasks.on_loop = on_loop  # type: ignore[method-assign, assignment]
     link.outage.begin()
-    for ask in (lambda: HeadLink.ask_agent(link, "reserve"), lambda: link.hold_actor(51)):
+    for ask in (lambda: HeadLink.ask(link, HeadService.nodes), lambda: link.hold_actor(51)):
         ends.clear()
         with pytest.raises(zc.HeadUnavailable):
             await ask()
@@ -398,4 +406,4 @@ async def test_a_report_of_an_earlier_term_is_not_asked_again() -> None:
     link.outage.joined(6.0, "log")
     link._timeout = PATIENCE
     with pytest.raises(Deposed):
-        await HeadLink.ask_members(link, "worker_ended", 1)
+        await HeadLink.ask(link, MembershipService.leave_node, 1)

@@ -14,6 +14,7 @@ from tests.assembly.test_process import PATIENCE, _call, _settled
 from tests.assembly.test_process_verbs import MIB, Pair
 from zcactor.peers.idle_reaper import IdleReaper
 from zcactor.rpc.call import Call
+from zcactor.rpc.services import Services
 
 
 def age(idle_reaper: IdleReaper) -> None:
@@ -53,7 +54,6 @@ async def test_a_connection_that_is_lost_just_when_both_agree(
     async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
         await _call(actor, "total", caller.store.empty(MIB))
         (session,) = caller.sessions.all()
-        assert caller.idle_reaper is not None
 
         async def agreed(*_: object) -> bool:
             session.connection.abort()
@@ -170,10 +170,9 @@ async def test_a_connection_that_was_opened_a_moment_ago_stays() -> None:
         ours = await caller.connections.connect(owner.process)
         look(caller.idle_reaper, 1)  # one look, with no frame sent: its opener is about to send
         theirs = await owner.connections.connect(caller.process)
-        assert await owner.requests.ask(theirs, "part") is False
-        assert caller.idle_reaper is not None
+        assert await owner.requests.ask(theirs, IdleReaper.part) is False
         age(caller.idle_reaper)
-        assert await owner.requests.ask(theirs, "part") is True
+        assert await owner.requests.ask(theirs, IdleReaper.part) is True
         assert caller.sessions.is_leaving(ours)
 
 
@@ -186,14 +185,14 @@ async def test_what_the_peer_closes_by_agreement_is_not_proposed() -> None:
         idle_reaper = caller.idle_reaper
         assert idle_reaper is not None
         age(idle_reaper)
-        assert await owner.requests.ask(theirs, "part") is True
+        assert await owner.requests.ask(theirs, IdleReaper.part) is True
         sent = ours.sent
         look(idle_reaper)  # the peer takes its time
         await idle_reaper._propose(ours)  # this began just before the agreement
         await _settled(lambda: bool(ours.pending), False)
         assert ours.sent == sent
         assert caller.sessions.is_leaving(ours)
-        assert await owner.requests.ask(theirs, "part") is True, "it is still agreed"
+        assert await owner.requests.ask(theirs, IdleReaper.part) is True, "it is still agreed"
 
 
 async def test_a_connection_with_a_lease_that_was_granted_meanwhile_is_not_proposed() -> None:
@@ -215,13 +214,13 @@ async def test_a_connection_with_a_lease_that_was_granted_meanwhile_is_not_propo
 async def test_nothing_is_sent_by_what_is_being_closed() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
         session = await caller.connections.connect(owner.process)
-        await caller.requests.ask(session, "ping")
+        await caller.requests.ask(session, Services.ping)
         closing = asyncio.ensure_future(session.aclose(zc.ConnectionLost("nobody used it", maybe_executed=False)))
         await asyncio.sleep(0)
         with pytest.raises(zc.ConnectionLost, match="nobody used it"):
-            await caller.requests.ask(session, "ping")
+            await caller.requests.ask(session, Services.ping)
         await closing
-        assert await caller.requests.ask(await caller.connections.connect(owner.process), "ping")
+        assert await caller.requests.ask(await caller.connections.connect(owner.process), Services.ping)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +236,12 @@ async def test_how_often_it_looks(settings: dict[str, Any], pause: float) -> Non
     async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
         await _call(actor, "total", caller.store.empty(MIB))
         idle_reaper = IdleReaper(
-            caller.sessions, caller.tasks, caller.requests, caller.simultaneous_opens, zc.Config(**settings)
+            caller.sessions,
+            caller.tasks,
+            caller.requests,
+            caller.simultaneous_opens,
+            zc.Config(**settings),
+            keeps=False,
         )
         assert idle_reaper._pause == pause
         assert (idle_reaper._alarm is None) == (pause == 0)
@@ -252,7 +256,6 @@ async def test_agents_keep_their_connections() -> None:
         await _call(actor, "total", caller.store.empty(MIB))
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         (session,) = caller.sessions.all()
-        assert caller.idle_reaper is not None
         assert caller.idle_reaper.is_idle(session)
         for name in ("node", "head"):
             setattr(caller.sessions, name, owner.process)

@@ -1,4 +1,4 @@
-"""Calls to system actors: answers, and zcactor's own errors, which arrive unchanged."""
+"""Calls of services: answers, and zcactor's own errors, which arrive unchanged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import pytest
 
 import zcactor as zc
-from zcactor.assembly.system import system_interface
-from zcactor.peers.head_link import AGENT_INDEX
+from zcactor.objects.promises import Promises
+from zcactor.process.cluster import HeadService, WorkerService
+from zcactor.rpc.services import Services
 
 
 @pytest.fixture
@@ -16,19 +17,27 @@ def node(zc_runtime: zc.Runtime) -> zc.Runtime:
     return zc_runtime
 
 
-async def test_the_system_actor_answers(node: zc.Runtime) -> None:
+async def test_services_answer(node: zc.Runtime) -> None:
     process = node.process
     session = await process.connections.connect(process.process)
-    assert await process.requests.ask(session, "ping") == os.getpid()
+    assert await process.requests.ask(session, Services.ping) == os.getpid()
 
 
 async def test_errors_come_out_as_they_are_where_they_are_zcactors(node: zc.Runtime) -> None:
     process = node.process
     session = await process.connections.connect(process.process)
     with pytest.raises(zc.RemoteError):
-        await process.requests.ask(session, "fetch", 7)
+        await process.requests.ask(session, Promises.fetch, 7)
     with pytest.raises(zc.ObjectLost) as lost:
-        await process.requests.ask_of(session, 0, system_interface(), "fetch", (7,))
+        await process.requests.ask_of(session, Promises.fetch, 7)
     assert not isinstance(lost.value, zc.RemoteError)
-    with pytest.raises(zc.ZcactorError):  # a worker or a driver has no agent
-        await process.requests.ask_of(session, AGENT_INDEX, system_interface(), "ping", ())
+
+
+async def test_a_service_that_the_peer_does_not_have(node: zc.Runtime) -> None:
+    """Another role, or another version: the error says so, and the connection goes on."""
+    process = node.process
+    session = await process.connections.connect(process.process)
+    for method in (HeadService.leader, WorkerService.leave):
+        with pytest.raises(zc.ProtocolError, match=f"pid {os.getpid()} answers no service method"):
+            await process.requests.ask_of(session, method, *(() if method is HeadService.leader else (0.0,)))
+    assert await process.requests.ask(session, Services.ping) == os.getpid()

@@ -26,6 +26,7 @@ from zcactor.objectstore.store import Store
 from zcactor.observe.stats import stats_of
 from zcactor.peers import simultaneous_open
 from zcactor.process import context
+from zcactor.rpc.services import Services
 from zcactor.transport.loopback.connection import LoopbackFaults
 from zcactor.transport.loopback.endpoint import LoopbackEndpoint, LoopbackNetwork
 
@@ -172,7 +173,7 @@ async def test_a_connection_that_the_peer_has_lost_has_no_twin(opener: int, maps
         assert new is not old and first.sessions.used == {second.process: new}
         assert (old.leases.total, new.leases.total, new.twin) == (0, 0, None)
         with pytest.raises(zc.ConnectionLost, match="has lost the connection"):
-            first.requests.ask(old, "ping")
+            first.requests.ask(old, Services.ping)
         assert await _call(two.actors[0], "note", 2) == 2
         two.logs[1].kept = None
 
@@ -268,7 +269,7 @@ async def test_one_of_them_is_lost_and_the_other_goes_on(lost: int) -> None:
         await _settled(two.connections, [1, 1])
         assert sum(each.leases.total for each in caller.sessions.all()) == 1
         session = await caller.connections.connect(two.processes[1].process)
-        assert await caller.requests.ask(session, "ping") == os.getpid()
+        assert await caller.requests.ask(session, Services.ping) == os.getpid()
 
 
 @pytest.mark.parametrize("agreed", [False, True])

@@ -8,6 +8,7 @@ import pytest
 
 from zcactor.assembly.endpoints import find_through
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.process.cluster import MembershipService
 from zcactor.process.head_places import HeadPlaces
 from zcactor.process.places import MOST, Places, place_of
 
@@ -74,8 +75,8 @@ class Head:
     def look_at(self, place: str) -> None:
         self.places = HeadPlaces(place)
 
-    async def ask_members(self, method: str, process: bytes) -> str:
-        assert method == "find"
+    async def ask(self, method: Any, process: bytes) -> str:
+        assert method is MembershipService.find
         self.asked.append(process)
         if process == THIRD:
             raise ConnectionLost("it has ended")

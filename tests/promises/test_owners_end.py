@@ -17,7 +17,9 @@ import zcactor as zc
 from tests.driver.programs import gone
 from zcactor.config import Config
 from zcactor.objects.locations import Locations
+from zcactor.objects.promises import Promises
 from zcactor.objects.succession import Succession
+from zcactor.peers.leases import Leases
 from zcactor.peers.requests import Requests
 
 pytestmark = pytest.mark.slow
@@ -254,30 +256,30 @@ async def test_what_goes_through_another_actor(runtime: zc.Runtime, method: str,
     assert await reader.total(refs) == sum(range(count))
 
 
-@pytest.mark.parametrize("method", ["opened", "unopened"])
+@pytest.mark.parametrize("how", ["opened", "unopened"])
 @pytest.mark.parametrize("count", [10, 100_000])
 async def test_what_is_leased_after_its_owner_has_ended(
-    runtime: zc.Runtime, monkeypatch: pytest.MonkeyPatch, method: str, count: int
+    runtime: zc.Runtime, monkeypatch: pytest.MonkeyPatch, how: str, count: int
 ) -> None:
     maker: Any = await Maker.spawn()
     middle: Any = await Middle.spawn()
     ask = Requests.ask
-    met: list[str] = []
+    met: list[Any] = []
 
-    def meet(self: Requests, session: Any, name: str, *args: Any) -> Any:
-        if name != "lease" or met or session.peer_process != maker._remote.location[0]:
-            return ask(self, session, name, *args)
-        met.append(name)
+    def meet(self: Requests, session: Any, method: Any, *args: Any) -> Any:
+        if method is not Leases.lease or met or session.peer_process != maker._remote.location[0]:
+            return ask(self, session, method, *args)
+        met.append(method)
 
         async def late() -> Any:
             await zc.stop(maker)
-            return await ask(self, session, name, *args)
+            return await ask(self, session, method, *args)
 
         return late()
 
     monkeypatch.setattr(Requests, "ask", meet)
     # Each step is unpacked only now, so that the driver has no reference to the maker's values before.
-    value = await getattr(middle, method)(maker, count)
+    value = await getattr(middle, how)(maker, count)
     while not isinstance(value, np.ndarray):
         value = value[0] if isinstance(value, list) else await value
     assert met
@@ -296,9 +298,9 @@ async def test_what_is_leased_while_its_owner_ends(
     ask = Requests.ask
     stopping: list[asyncio.Future[None]] = []
 
-    def meet(self: Requests, session: Any, name: str, *args: Any) -> Any:
-        asked = ask(self, session, name, *args)
-        if name != "lease" or stopping or session.peer_process != maker._remote.location[0]:
+    def meet(self: Requests, session: Any, method: Any, *args: Any) -> Any:
+        asked = ask(self, session, method, *args)
+        if method is not Leases.lease or stopping or session.peer_process != maker._remote.location[0]:
             return asked
 
         async def late() -> Any:
@@ -380,10 +382,10 @@ async def test_what_is_being_pulled(runtime: zc.Runtime, monkeypatch: pytest.Mon
             await ends.wait()
         return await pulled(self, *args)
 
-    def fetch(self: Requests, session: Any, name: str, *args: Any) -> Any:
-        if name == "fetch" and not stopping:
+    def fetch(self: Requests, session: Any, method: Any, *args: Any) -> Any:
+        if method is Promises.fetch and not stopping:
             stopping.append(asyncio.ensure_future(zc.stop(maker)))
-        return ask(self, session, name, *args)
+        return ask(self, session, method, *args)
 
     if list(runtime.config.transports) == ["tcp"] and count > EAGER:
         monkeypatch.setattr(Locations, "_pulled", pull)

@@ -6,14 +6,16 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import flatbuffers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import Region
-from zcactor.rpc import generic
+from zcactor.rpc import codec, generic
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Kind
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -92,3 +94,36 @@ def test_frame_in_the_middle_of_a_batch() -> None:
     decoded = generic.decode(batch, start, end)
     assert decoded[:9] == fields
     assert bytes(batch[decoded[9] : decoded[10]]) == b"payload"
+
+
+def frame_of_another_schema(*, further: bool, hello: Hello | None = None) -> bytes:
+    """A CALL or a greeting as a schema writes it that has one field more, or none behind `payload`, and no `extra`."""
+    builder = flatbuffers.Builder(256)
+    payload = builder.CreateByteVector(b"payload")
+    greeting = generic._add_hello(builder, hello) if hello is not None else 0
+    builder.StartObject(12 if further else 10)
+    builder.PrependUint8Slot(0, Kind.CALL if hello is None else Kind.HELLO, 255)
+    builder.PrependUint16Slot(2, 7, 0)
+    builder.PrependUint32Slot(4, 3, 0)
+    builder.PrependUint64Slot(5, 99, 0)
+    builder.PrependUOffsetTRelativeSlot(9, payload, 0)
+    if hello is not None:
+        builder.PrependUOffsetTRelativeSlot(10, greeting, 0)
+    if further:
+        builder.PrependUint64Slot(11, 1 << 60, 0)
+    builder.FinishSizePrefixed(builder.EndObject(), b"ZCA1")
+    return bytes(builder.Output())
+
+
+@pytest.mark.parametrize("further", [True, False])
+@pytest.mark.parametrize("reader", [generic, codec])
+def test_a_frame_of_another_schema(reader: Any, further: bool) -> None:
+    frame = frame_of_another_schema(further=further)
+    *fields, start, end = reader.decode(frame, 4, len(frame))
+    assert fields == [Kind.CALL, 0, 7, 0, 3, 99, 0, (), ()] and frame[start:end] == b"payload"
+
+
+@pytest.mark.parametrize("reader", [generic, codec])
+def test_a_greeting_of_another_schema(reader: Any) -> None:
+    frame = frame_of_another_schema(further=True, hello=HELLO)
+    assert reader.decode_hello(frame, 4, len(frame)) == HELLO

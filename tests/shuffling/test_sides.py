@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 
 import zcactor as zc
-from zcactor.shuffling import sides
+from zcactor.shuffling.sides import ShuffleService
 
 
 @zc.actor
 class Calling:
-    """An actor that calls the sides on itself, as its process's system actor does."""
+    """An actor that calls the sides on itself, as its process's service does."""
 
     @zc.method
     async def partition_itself(self, me: Any, method: str, count: int) -> tuple[int, list[Any]]:
         """The parts, by value."""
-        refs = await sides.partition(me, method, count, [])
+        refs = await ShuffleService().partition(me, method, count, [])
         return len(refs), await zc.get(refs)
 
     @zc.method
     async def merge_itself(self, me: Any) -> tuple[int, Any]:
         """The number of references left in the list, and the result."""
         refs = [zc.put(1), zc.put(2)]
-        (merged,) = await sides.merge(me, "add", refs)
+        (merged,) = await ShuffleService().merge(me, "add", refs)
         return len(refs), await merged
 
     @zc.method

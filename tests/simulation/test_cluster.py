@@ -19,6 +19,7 @@ from zcactor.errors import AuthenticationError
 from zcactor.ids import ActorId, ProcessId, SpawnIds, for_spawn
 from zcactor.interface import Interface
 from zcactor.marshal.packed import Packed
+from zcactor.process.cluster import HeadService, WorkerService
 
 
 def test_actors_on_all_nodes_are_called_with_arrays() -> None:
@@ -102,16 +103,17 @@ def test_a_worker_of_another_node_gives_up_a_spawn_that_waits() -> None:
 
 def test_nobody_spawns_in_the_name_of_a_worker_but_its_nodes_agent() -> None:
     async def program(process: Process) -> None:
+        ask: Any = process.head.ask
         nodes = [node.node_id for node in await zc.nodes()]
         keepers: list[Any] = [await Keeper.options(node=node).spawn() for node in nodes]
         for keeper in keepers:
             worker = keeper._remote.location[0]
             asked: Any = ({"namespace": "a"}, "Keeper", b"", None, *for_spawn())
-            for method, args in (("waits", ("Keeper",)), ("reserve", asked)):
+            for method, args in ((HeadService.waits, ("Keeper",)), (HeadService.reserve, asked)):
                 with pytest.raises(AuthenticationError, match=f"process {worker.hex()} is no worker of the node"):
-                    await process.head.ask_agent(method, *args, worker)
+                    await ask(method, *args, worker)
         with pytest.raises(AuthenticationError):
-            await process.head.ask_agent("waits", "Keeper", b"nobody has this ")
+            await process.head.ask(HeadService.waits, "Keeper", b"nobody has this ")
 
     with bench(2) as made:
         made.run(program)
@@ -161,12 +163,13 @@ def test_a_repeated_request_gets_the_first_answer() -> None:
     """The head is asked as a spawner asks it whose answers were lost."""
 
     async def program(process: Process) -> None:
-        ask, wire = process.head.ask_agent, Interface.of(Keeper).wire()
+        ask: Any = process.head.ask
+        wire = Interface.of(Keeper).wire()
         recipe = Packed(*process.marshaller.pack_call((Keeper,), {}))
 
         async def reserve(made: SpawnIds, **options: Any) -> tuple[Any, bool]:
             given = {"namespace": "n", "num_cpus": 1, **options}
-            return await ask("reserve", given, "Keeper", wire, None, *made)  # type: ignore[no-any-return]
+            return await ask(HeadService.reserve, given, "Keeper", wire, None, *made, b"")  # type: ignore[no-any-return]
 
         async def workers() -> int:
             return sum(node.workers for node in await zc.nodes())
@@ -180,10 +183,10 @@ def test_a_repeated_request_gets_the_first_answer() -> None:
         process_id, index = handle._remote.location
         session = await process.connections.connect(process_id)
         await process.requests.ask(
-            session, "create", index, made.actor, made.object_id, 0, {"namespace": "n"}, wire, recipe
+            session, WorkerService.create, index, made.actor, made.object_id, 0, {"namespace": "n"}, wire, recipe, None
         )
         for _ in range(2):
-            assert await ask("constructed", made.actor, None) is None
+            assert await ask(HeadService.constructed, made.actor, None) is None
             assert await handle.keep("abc") == 3
         again, existed = await reserve(made, name="one")
         assert not existed and await again.size() == 3 and await workers() == 1
@@ -204,7 +207,7 @@ def test_a_repeated_request_gets_the_first_answer() -> None:
             assert await workers() == 0, "each answer comes when the process has ended"
         await ask("kill", made.actor)
         await ask("stop", made.actor)
-        await ask("constructed", made.actor, None)
+        await ask(HeadService.constructed, made.actor, None)
         with pytest.raises(zc.ActorDied, match="killed by zc.kill"):
             await reserve(made, name="one")
         with pytest.raises(zc.NameTaken):
@@ -226,7 +229,7 @@ def test_a_report_that_is_repeated_late_changes_no_later_life() -> None:
         record.worker.kill("the test ends it")
         await asyncio.wait([record.gone or record.worker.ended])
         assert record.state == "restarting"
-        await process.head.ask_agent("constructed", made, None)
+        await process.head.ask(HeadService.constructed, made, None)
         assert record.state == "restarting"
         assert await spawned.keep("abc") == 3
         assert record.restarts == 1

@@ -27,6 +27,7 @@ from zcactor.options import (
     check_options,
     check_together,
 )
+from zcactor.process.cluster import HeadService, WorkerService
 from zcactor.process.context import current, current_host
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     kept = recipe if within else None
     made, interface = for_spawn(), Interface.of(cls).wire()
     with _telling(process, name):
-        handle, existed = await process.head.ask_agent("reserve", plain, name, interface, kept, *made)
+        handle, existed = await process.head.ask(HeadService.reserve, plain, name, interface, kept, *made, b"")
     if existed:
         return handle
     remote = handle._remote
@@ -319,8 +320,10 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     session: Session | None = None
     try:
         session = await process.connections.connect(host_process)
-        await process.requests.ask(session, "create", index, made.actor, made.object_id, 0, plain, interface, recipe)
-        await process.head.ask_agent("constructed", remote.actor_id, None)
+        await process.requests.ask(
+            session, WorkerService.create, index, made.actor, made.object_id, 0, plain, interface, recipe, None
+        )
+        await process.head.ask(HeadService.constructed, remote.actor_id, None)
         failure = ""
     except RemoteError as error:
         failure = f"its constructor raised {remote_of(error).type_name}"
@@ -382,7 +385,7 @@ async def _tell(process: LocalProcess, class_name: str) -> None:
         while asked[class_name]:
             asked[class_name] = False
             with contextlib.suppress(ConnectionLost):  # the agent has ended, which ends the spawn too
-                line = await process.head.ask_agent("waits", class_name)
+                line = await process.head.ask(HeadService.waits, class_name, b"")
                 if line:
                     logger.warning("%s", line)
             await asyncio.sleep(SPAWN_PATIENCE)
@@ -394,7 +397,7 @@ async def _report(process: LocalProcess, handle: ActorHandle, failure: str) -> N
     """Report to the agent that the spawn failed; see `zcactor.control.head.Head.constructed`. The handle is kept until
     then: the agent would take its release for a spawn that was given up."""
     with contextlib.suppress(ConnectionLost, HeadUnavailable):  # the actor has ended, or nobody will hold it
-        await process.head.ask_agent("constructed", handle._remote.actor_id, failure)
+        await process.head.ask(HeadService.constructed, handle._remote.actor_id, failure)
 
 
 # ---------------------------------------------------------------- ending and finding
@@ -439,7 +442,7 @@ async def stop(handle: object) -> None:
 
 async def _request_stop(process: LocalProcess, remote: RemoteActor) -> None:
     await remote.received()
-    await process.head.ask_agent("stop", remote.actor_id)
+    await process.head.ask(HeadService.stop, remote.actor_id)
 
 
 async def _stop_later(process: LocalProcess, remote: RemoteActor) -> None:
@@ -464,7 +467,7 @@ async def kill(handle: object) -> None:
 
     Cancelling abandons the wait once the agent has the request; the actor still ends.
     """
-    await current().head.ask_agent("kill", _checked(handle, "kill")._remote.actor_id)
+    await current().head.ask(HeadService.kill, _checked(handle, "kill")._remote.actor_id)
 
 
 async def get_actor(name: str, *, namespace: str | None = None) -> Any:
@@ -489,7 +492,7 @@ async def get_actor(name: str, *, namespace: str | None = None) -> Any:
     process = current()
     check_can_be_sent("zc.get_actor: name", name)
     check_can_be_sent("zc.get_actor: namespace", namespace)
-    return await process.head.ask_agent("get_actor", name, namespace or process.namespace)
+    return await process.head.ask(HeadService.get_actor, name, namespace or process.namespace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from zcactor.errors import ConnectionLost, DeviceUnavailable, ZcactorError
+from zcactor.lazy_numpy import np
 from zcactor.process.nvidia import may_have_gpus
+from zcactor.rpc.services import remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,30 @@ if TYPE_CHECKING:
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
 
-__all__ = ["DevicePath", "device_path"]
+__all__ = ["DevicePath", "Proof", "ProofService", "device_path"]
+
+Proof = tuple[str, dict[str, str], bytes]
+"""The way that an array took, better ways with the reason against each, and the array's bytes."""
+
+
+class ProofService(ABC):
+    """The receiver's half of a proof that arrays on GPUs reach a process: `zcactor.objects.device_proof.Proofs`."""
+
+    @remote(15)
+    @abstractmethod
+    async def proof(self, x: Any, uuid: str, exports: bool) -> Proof:
+        """The proof for an array that the caller has sent.
+
+        Args:
+            x: the array.
+            uuid: of the GPU on which the caller has it.
+            exports: as in `zcactor.device.driver.GpuDriver`, of the caller's driver.
+
+        Raises:
+            ObjectLost: the caller has ended.
+            DeviceError: the driver refuses.
+        """
+
 
 _PROOF_NBYTES: Final = 64 << 10
 _PATIENCE: Final = 30.0
@@ -67,7 +91,7 @@ async def device_path(process: LocalProcess, session: Session) -> DevicePath | N
         async with asyncio.timeout(_PATIENCE):
             x = await asyncio.to_thread(_made, gpus[0], expected)
             path, rejected, came = await process.requests.ask(
-                session, "device_proof", x, gpus[0].uuid, gpus[0].driver.exports
+                session, ProofService.proof, x, gpus[0].uuid, gpus[0].driver.exports
             )
     except ConnectionLost:
         raise

@@ -11,8 +11,10 @@ from zcactor.api.device_paths import DevicePath, device_path
 from zcactor.api.handle import ActorHandle
 from zcactor.config import TRANSPORTS
 from zcactor.errors import DeadlineExceeded
-from zcactor.observe.stats import Stats
+from zcactor.observe.stats import Stats, StatsService
+from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
+from zcactor.rpc.services import Services
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
@@ -105,7 +107,7 @@ async def nodes() -> list[NodeInfo]:
         NotInitialized: no runtime is running.
         ConnectionLost: the node agent has ended.
     """
-    return [NodeInfo(**plain) for plain in await current().head.ask_agent("nodes")]
+    return [NodeInfo(**plain) for plain in await current().head.ask(HeadService.nodes)]
 
 
 async def actors() -> list[ActorInfo]:
@@ -115,7 +117,7 @@ async def actors() -> list[ActorInfo]:
         NotInitialized: no runtime is running.
         ConnectionLost: the node agent has ended.
     """
-    return [ActorInfo(**plain) for plain in await current().head.ask_agent("actors")]
+    return [ActorInfo(**plain) for plain in await current().head.ask(HeadService.actors)]
 
 
 async def cluster_resources() -> dict[str, float]:
@@ -125,8 +127,8 @@ async def cluster_resources() -> dict[str, float]:
         NotInitialized: no runtime is running.
         ConnectionLost: the node agent has ended.
     """
-    total, _ = await current().head.ask_agent("resources")
-    return total  # type: ignore[no-any-return]
+    total, _ = await current().head.ask(HeadService.resources)
+    return total
 
 
 async def available_resources() -> dict[str, float]:
@@ -136,8 +138,8 @@ async def available_resources() -> dict[str, float]:
         NotInitialized: no runtime is running.
         ConnectionLost: the node agent has ended.
     """
-    _, free = await current().head.ask_agent("resources")
-    return free  # type: ignore[no-any-return]
+    _, free = await current().head.ask(HeadService.resources)
+    return free
 
 
 @overload
@@ -173,14 +175,14 @@ def _checked(handle: object, what: str) -> ActorHandle:
 
 async def _session_to(handle: ActorHandle) -> Session:
     process = current()
-    host = await process.head.ask_agent("process_of", handle._remote.actor_id)
+    host = await process.head.ask(HeadService.process_of, handle._remote.actor_id)
     return await process.connections.connect(host)
 
 
 async def _stats_at(handle: ActorHandle) -> Stats:
     try:
         async with asyncio.timeout(STATS_TIMEOUT):
-            return Stats.from_plain(await current().requests.ask(await _session_to(handle), "stats"))
+            return Stats.from_plain(await current().requests.ask(await _session_to(handle), StatsService.stats))
     except TimeoutError:
         raise DeadlineExceeded(
             f"the process of {handle._remote.label} has not told its statistics within {STATS_TIMEOUT:g} s: one of its "
@@ -209,7 +211,7 @@ async def explain(handle: object) -> PeerPath:
     times = []
     for _ in range(_PINGS):
         before = time.perf_counter()
-        await process.requests.ask(session, "ping")
+        await process.requests.ask(session, Services.ping)
         times.append(time.perf_counter() - before)
     connection = session.connection
     rejected = _not_tried(connection.kind, process.config.transports.split(",")) | connection.rejected

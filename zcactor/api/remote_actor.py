@@ -27,9 +27,11 @@ from zcactor.exception_pickling import bare
 from zcactor.interface import Interface, MethodSpec, shown
 from zcactor.marshal.move import restore
 from zcactor.marshal.sharing import reopen
+from zcactor.process.cluster import WorkerService
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.parts import Part
+from zcactor.rpc.services import Services
 
 if TYPE_CHECKING:
     from zcactor.ids import ActorId
@@ -392,8 +394,8 @@ class RemoteActor:
     async def _go_over(self, old: Session, new: Session, index: int) -> None:
         try:
             # Another thread may be about to send by `old`; it has sent by the time of the second answer.
-            await self.process.requests.ask(old, "ping")
-            await self.process.requests.ask(old, "ping")
+            await self.process.requests.ask(old, Services.ping)
+            await self.process.requests.ask(old, Services.ping)
         except ZcactorError:  # `old` is lost, and the calls that were open on it have failed
             await self._open()
             return
@@ -407,7 +409,7 @@ class RemoteActor:
         session = self.session
         if session is not None:  # the answer to a ping comes after them
             with contextlib.suppress(ZcactorError):
-                await self.process.requests.ask(session, "ping")
+                await self.process.requests.ask(session, Services.ping)
 
     def leave(self, session: Session) -> None:
         """Stop using `session`, on which no call is open: the next call opens a connection."""
@@ -502,8 +504,8 @@ class RemoteActor:
         ask = self.process.requests.ask
         # Another thread may be about to send by `session`; it has sent by the time of the second answer.
         with contextlib.suppress(ZcactorError):  # the session is lost, and the calls that were open on it have failed
-            await ask(session, "ping")
-            await ask(session, "ping")
+            await ask(session, Services.ping)
+            await ask(session, Services.ping)
         try:
             state, location, why = await self.process.head.locate(self.actor_id)
         except HeadUnavailable as error:
@@ -514,7 +516,7 @@ class RemoteActor:
             return
         if location[0] == session.peer_process:  # it takes calls again where it is
             with contextlib.suppress(ZcactorError):
-                await ask(session, "readmit", location[1])
+                await ask(session, WorkerService.readmit, location[1])
         else:
             open_there = [call for call in list(self.unfinished) if call.session is session]
             self._following = dict.fromkeys(sorted(open_there, key=lambda call: call.id))

@@ -5,13 +5,11 @@ It has no forks, sockets, signals or pipes: those belong to `zcactor.node.agent_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from zcactor.control.head import Head
-from zcactor.control.membership import Membership
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_agent import NodeAgent
-from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,16 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["assemble_agent"]
 
-_OPTIONS: Final = {"max_concurrency": 1 << 20}
-"""The options of an agent's actors, whose calls wait for each other."""
-
 
 def assemble_agent(
     process: Process, workers: OwnWorkers | None, facts: Mapping[str, Any], resources: Mapping[str, float],
     heartbeat: float, hang_after: float, log: HeadLog | None = None,
 ) -> Head | NodeAgent:  # fmt: skip
-    """Give `process` the actors of a node agent: those of the head where the process is the head, else those of a node
-    that is about to join.
+    """Give `process` the services of a node's agent: those of the head where the process is the head, else those of a
+    node that is about to join.
 
     Args:
         process: the agent's own.
@@ -44,13 +39,12 @@ def assemble_agent(
     if process.sessions.head == process.process:
         log = log or MemoryLog()
         head = Head(process, process.promises.exports, workers, facts, resources, log, heartbeat, hang_after)
-        process.system.revive, process.connections.on_lost = head.grants.revive, head.session_lost
-        process.hosts.add(AGENT_INDEX, Head, "node agent", _OPTIONS).adopt(head)
-        process.hosts.add(MEMBERSHIP_INDEX, Membership, "membership", _OPTIONS).adopt(head.members)
+        process.leases.revive, process.connections.on_lost = head.grants.revive, head.session_lost
+        process.serve(head, head.members)
         return head
     assert workers is not None
-    member = NodeAgent(process, workers, process.system.known)
-    process.connections.on_lost, process.system.on_actor_changed = member.session_lost, member.actor_changed
-    process.system.on_heads = member.watch.told
-    process.hosts.add(AGENT_INDEX, NodeAgent, "node agent", _OPTIONS).adopt(member)
+    member = NodeAgent(process, workers, process.news.known)
+    process.connections.on_lost, process.news.on_actor_changed = member.session_lost, member.actor_changed
+    process.news.on_heads = member.watch.told
+    process.serve(member)
     return member

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from zcactor.config import ports_of
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.folders import NoFolder, expanded
+from zcactor.ids import ProcessId
 from zcactor.objectstore.store import Block
+from zcactor.process.cluster import MembershipService
 from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
@@ -127,14 +129,14 @@ def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_addres
     head.look_at(place)
 
     async def find(name: str) -> str:
-        wanted = bytes.fromhex(name)
+        wanted = ProcessId(bytes.fromhex(name))
         if wanted == head.process:
             return f"{own}{at}{head.places.current}"
         claimed = places.try_(wanted)
         if claimed:
             return claimed
         try:
-            found: str = await head.ask_members("find", wanted)
+            found = await head.ask(MembershipService.find, wanted)
         except HeadUnavailable as error:
             raise ConnectionLost(f"process {name} is not found: {error}") from error
         return found

@@ -1,6 +1,6 @@
 """The composition root of one process: its store, its connections, the actors that it hosts and those that it knows of.
 
-Driver, node agent and workers differ in the system actors that they host: ordinary actors with reserved indexes.
+Driver, node agent and workers differ in the services that they have for their peers; see `zcactor.rpc.services`.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.api.future import failure_of
-from zcactor.assembly import interfaces
 from zcactor.assembly.devices import device_opener
 from zcactor.assembly.endpoints import address_of
 from zcactor.assembly.hub import ProcessHub, checker_of
-from zcactor.assembly.system import SystemActor, system_interface
 from zcactor.collectives.lazy_groups import LazyGroups
+from zcactor.collectives.service import GroupService
 from zcactor.errors import ConnectionLost
 from zcactor.execution.runners import Hosts
 from zcactor.execution.threads import Threads
 from zcactor.execution.watchdog import Watchdog
+from zcactor.graphs.service import GraphService
 from zcactor.marshal import Marshaller
 from zcactor.native import hot
 from zcactor.objects.adoption import Adoptions
-from zcactor.objects.broadcast_directory import BroadcastDirectory
+from zcactor.objects.broadcast_directory import BroadcastDirectory, BroadcastService
+from zcactor.objects.device_proof import Proofs
 from zcactor.objects.locations import Locations
 from zcactor.objects.promises import Promises
 from zcactor.objects.pushes import Pushes
@@ -34,21 +35,25 @@ from zcactor.objects.succession import Succession
 from zcactor.objects.trimmer import Trimmer
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.placement import Placements
-from zcactor.observe.stats import Stats, stats_of
+from zcactor.observe.stats import Stats, StatsService, stats_of
 from zcactor.peers.connections import Connections
 from zcactor.peers.failure_detector import FailureDetector
-from zcactor.peers.head_link import MEMBERSHIP_INDEX, HeadLink
+from zcactor.peers.head_link import HeadLink
 from zcactor.peers.idle_reaper import IdleReaper
-from zcactor.peers.requests import SYSTEM_INDEX, Requests
+from zcactor.peers.leases import Leases
+from zcactor.peers.requests import Requests
 from zcactor.peers.simultaneous_open import SimultaneousOpens
 from zcactor.peers.unretrieved_errors import UnretrievedErrors
 from zcactor.process.broken import BrokenParts
+from zcactor.process.cluster import HeadNews
 from zcactor.process.lazy_part import LazyPart
 from zcactor.process.place import Place
 from zcactor.process.places import Places
 from zcactor.process.sessions import Sessions
 from zcactor.process.tasks import Tasks
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello
+from zcactor.rpc.services import SYSTEM_INDEX, Services
+from zcactor.shuffling.sides import ShuffleService
 
 if TYPE_CHECKING:
     import asyncio
@@ -61,6 +66,9 @@ if TYPE_CHECKING:
     from zcactor.transport.base import Endpoint
 
 __all__ = ["Process"]
+
+_SERVED: Final = {"max_concurrency": 1 << 20}
+"""The options of the services, whose calls wait for each other."""
 
 
 class Process:
@@ -88,7 +96,6 @@ class Process:
         self.place, self.crew = place or Place.here(), crew
         self.leaving = False
         """Whether the process, with its actors, ends soon. The actors may live on elsewhere: the node agent knows."""
-        self.last_system_index = MEMBERSHIP_INDEX if role == "agent" else SYSTEM_INDEX
         self.checker, self.copies, self.counters = checker_of(config), CopyCounter(), hot.Counters()
         self.marshaller = Marshaller(
             store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads, checker=self.checker
@@ -104,21 +111,19 @@ class Process:
         self.hub = ProcessHub(hello, store, self.counters, self.marshaller, self.hosts, self.checker)
         self.sessions = Sessions(process, head=process if role == "agent" else b"")
         self.places = Places(process, lambda: self.address)
-        system = system_interface()
-        self.requests = Requests(process, self.marshaller, self.tasks, system)
+        self.services, self.news = Services(self.place.pid), HeadNews(self.sessions)
+        self.requests = Requests(process, self.marshaller, self.tasks)
         self.simultaneous_opens = SimultaneousOpens(self.sessions, self.tasks, self.requests)
         self.connections = Connections(
             self.hub, self.sessions, self.simultaneous_opens, self.places, self.tasks, endpoint, store, config,
             self.place.pid,
         )  # fmt: skip
-        self.head = HeadLink(
-            self.sessions, self.connections, self.requests, self.tasks, config.head_timeout, interfaces.of_head,
-            interfaces.of_membership, interfaces.of_node,
-        )  # fmt: skip
+        self.head = HeadLink(self.sessions, self.connections, self.requests, self.tasks, config.head_timeout)
         self.locations = Locations(
             self.tasks, self.sessions, self.connections, self.requests, store, self.placements, self.counters
         )
-        self.promises = Promises(self.tasks, self.connections, self.requests, self.locations)
+        self.promises = Promises(self.place.pid, self.tasks, self.connections, self.requests, self.locations)
+        self.leases = Leases(store, self.promises.exports)
         self.pushes = Pushes(self.tasks, self.sessions, self.connections, self.marshaller, self.promises)
         self.resolver = Resolver(
             self.tasks, self.sessions, self.connections, self.requests, self.head, store, self.promises.exports,
@@ -126,13 +131,19 @@ class Process:
         )  # fmt: skip
         store.open_devices = device_opener(config, loop, self.broken.note, self.resolver.devices.tell_gone)
         self.succession = Succession(
-            self.place.pid, self.tasks, self.sessions, self.requests, self.promises, self.resolver, self.locations
-        )
-        self.adoptions = Adoptions(self.tasks, self.connections, self.requests, store, self.copies, self.locations)
+            self.place.pid, self.tasks, self.sessions, self.requests, self.promises, self.resolver, self.locations,
+            self.leases,
+        )  # fmt: skip
+        self.adoptions = Adoptions(
+            self.place.pid, self.tasks, self.sessions, self.connections, self.requests, store, self.copies,
+            self.locations,
+        )  # fmt: skip
         self.groups, self.graphs = LazyGroups(self, self.hosts), LazyPart(self._make_graphs)
         # notices silent peers on other hosts; agents notice each other
         self.failure_detector: FailureDetector | None = None
-        self.idle_reaper: IdleReaper | None = None  # closes idle connections; an agent keeps its own
+        self.idle_reaper = IdleReaper(
+            self.sessions, self.tasks, self.requests, self.simultaneous_opens, config, keeps=role == "agent"
+        )
         self.hub.use(
             self.resolver, self.promises, self.pushes, self.connections, self.adoptions,
             self.simultaneous_opens,
@@ -142,16 +153,24 @@ class Process:
         if role != "agent":
             self.failure_detector = FailureDetector(self.sessions, self.tasks, self.requests, self.head)
             self.connections.on_opened.append(self.failure_detector.begun)
-            self.idle_reaper = IdleReaper(self.sessions, self.tasks, self.requests, self.simultaneous_opens, config)
         if config.warn_after:
-            hosts, last = self.hosts, self.last_system_index
-            hosts.watchdog = Watchdog(hosts.by_index, self.sessions, self.counters, self.tasks, last, config.warn_after)
-        self.system = SystemActor(
-            self.place.pid, store, self.sessions, self.promises, self.succession, self.adoptions, self.origins,
-            self.simultaneous_opens, self.idle_reaper, self.groups, self.graphs, self.stats, self.resolver.devices,
-            self.copies, self.head,
+            hosts = self.hosts
+            hosts.watchdog = Watchdog(hosts.by_index, self.sessions, self.counters, self.tasks, config.warn_after)
+        devices = self.resolver.devices
+        self.hosts.add(SYSTEM_INDEX, Services, "services", _SERVED, interface=self.services.interface)
+        self.services.add_rare(GroupService, self.groups)
+        self.services.add_rare(GraphService, self.graphs)
+        self.serve(
+            self.leases, self.adoptions, self.succession, self.promises, self.head, self.idle_reaper,
+            self.simultaneous_opens, BroadcastService(self.place.pid, store, self.origins), devices, devices.pieces,
+            devices.direct, Proofs(store, devices.direct), StatsService(self), ShuffleService(), self.news,
         )  # fmt: skip
-        self.hosts.add(SYSTEM_INDEX, SystemActor, "system", interface=system).adopt(self.system)
+
+    def serve(self, *services: object) -> None:
+        """Answer calls of the remote methods of `services` from now on."""
+        for service in services:
+            self.services.add(service)
+        self.hosts.by_index[SYSTEM_INDEX].adopt(self.services)
 
     @property
     def address(self) -> str:

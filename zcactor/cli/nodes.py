@@ -8,9 +8,10 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -23,12 +24,15 @@ from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.interface import shown
 from zcactor.node.agent_main import AGAIN
 from zcactor.options import check_can_be_sent
+from zcactor.process.cluster import HeadService
 from zcactor.process.loops import run
 from zcactor.token import default_file, find_token, make_token_file
 from zcactor.workers.kept_records import nodes_apart
 from zcactor.workers.zygote import pass_over_user_signals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from zcactor.cluster.daemon import StartedNode
     from zcactor.config import Config
 
@@ -36,6 +40,8 @@ __all__ = [
     "WARNING", "Seconds", "custom_resources", "fail", "have_it_act", "heads_here", "is_there", "settings", "start",
     "status", "stop", "token",
 ]  # fmt: skip
+
+R = TypeVar("R")
 
 WARNING: Final = (
     "zcactor: WARNING: --force lets the head act though less than half of the nodes on record serve it. Nodes that are "
@@ -84,7 +90,7 @@ async def is_there(config: Config, url: str, port: int) -> bool:
     if leader is None:
         return False
     try:
-        told = await _ask_head(_small(config, leader.address), "leader")
+        told = await _ask_head(_small(config, leader.address), HeadService.leader)
     except ConnectionLost:  # it was killed, and its term is about to end
         return False
     if told["state"] == "leading":
@@ -92,12 +98,12 @@ async def is_there(config: Config, url: str, port: int) -> bool:
     return leader.address == written(config.host, port)
 
 
-async def _ask_head(config: Config, method: str) -> Any:
+async def _ask_head(config: Config, method: Callable[[Any], Coroutine[Any, Any, R]]) -> R:
     from zcactor.driver import driver
     from zcactor.process.context import current
 
     async with driver.init(config=config):
-        return await current().head.ask_agent(method)
+        return await current().head.ask(method)
 
 
 async def have_it_act(config: Config, url: str) -> None:
@@ -111,11 +117,11 @@ async def have_it_act(config: Config, url: str) -> None:
 
     async with driver.init(config=_small(config, url)):
         head = current().head
-        waits_for = (await head.ask_agent("leader")).get("waits_for", [])
+        waits_for = (await head.ask(HeadService.leader)).get("waits_for", [])
         if waits_for:
             click.echo(f"zcactor: it waits for {', '.join(waits_for)}", err=True)
         try:
-            lost = await head.ask_agent("force")
+            lost = await head.ask(HeadService.force)
         except ValueError as error:
             click.echo(f"zcactor: {error}", err=True)
             return
@@ -376,7 +382,7 @@ async def _ask_to_end(config: Config) -> None:
     from zcactor.process.context import current
 
     async with driver.init(config=config):
-        await current().head.ask_agent("shutdown", config.shutdown_timeout)
+        await current().head.ask(HeadService.shutdown, config.shutdown_timeout)
 
 
 def _but() -> str:
@@ -425,7 +431,7 @@ async def _ask(config: Config) -> dict[str, Any]:
     async with driver.init(config=config):
         nodes, actors = await asyncio.gather(inspection.nodes(), inspection.actors())
         total, free = await asyncio.gather(inspection.cluster_resources(), inspection.available_resources())
-        head = await current().head.ask_agent("leader")
+        head = await current().head.ask(HeadService.leader)
     return {
         "head": head,
         "nodes": [_plain(node) for node in nodes],

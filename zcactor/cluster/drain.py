@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from zcactor.process.cluster import HeadService, MembershipService
 from zcactor.process.context import current
 
 __all__ = ["Drained", "drain"]
@@ -56,14 +57,14 @@ async def drain(node: str, timeout: float | None = None, *, restart: bool = Fals
     Cancelling opens the node again; actors that have moved stay where they are.
     """
     head = current().head
-    told: dict[str, Any] = await head.ask_members("drain", node, timeout, restart)
+    told = await head.ask(MembershipService.drain, node, timeout, restart)
     done = msgspec.convert(told, Drained)
     if done.left or restart or not done.beside_head:
         return done
-    before = await head.ask_agent("leader")
+    before = await head.ask(HeadService.leader)
     if not before["standbys"]:
         return done
-    resigns = await head.ask_agent("give_way", before["epoch"])  # the answer may be lost with that head
-    while (after := await head.ask_agent("leader"))["epoch"] == before["epoch"] and resigns:  # noqa: ASYNC110
+    resigns = await head.ask(HeadService.give_way, before["epoch"])  # the answer may be lost with that head
+    while (after := await head.ask(HeadService.leader))["epoch"] == before["epoch"] and resigns:  # noqa: ASYNC110
         await asyncio.sleep(_LOOK)  # until that process has ended
     return done if after["epoch"] == before["epoch"] else msgspec.structs.replace(done, head=after["address"])

@@ -9,6 +9,7 @@ from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.collectives.cost import Line
 from zcactor.collectives.hierarchy import Hierarchy
+from zcactor.collectives.service import GroupService
 from zcactor.errors import ActorDied, ConnectionLost, RemoteError, ZcactorError, original_of
 from zcactor.exception_pickling import text_of
 from zcactor.peers.seating import seat_of
@@ -128,7 +129,7 @@ async def _tell_former(process: LocalProcess, handle: ActorHandle, key: bytes, e
         session = await process.connections.connect(seat.process)
     except (ActorDied, ConnectionLost):  # it calls nothing any more
         return
-    process.requests.send(session, "group_superseded", (key[:NAME_NBYTES], epoch))
+    process.requests.send(session, GroupService.superseded, (key[:NAME_NBYTES], epoch))
 
 
 async def measured(process: LocalProcess, key: bytes, first: ActorHandle) -> tuple[Hierarchy, Line, int, str]:
@@ -142,7 +143,7 @@ async def measured(process: LocalProcess, key: bytes, first: ActorHandle) -> tup
     """
     seat = await seat_of(process, first)
     session = await process.connections.connect(seat.process)
-    facts = await process.requests.ask(session, "group_facts", key)
+    facts = await process.requests.ask(session, GroupService.facts, key)
     if facts is None:
         raise RuntimeError(f"{seat.label} does not know this group any more: it was started anew; reform the group")
     eager_nbytes, hosts, everywhere, frame_s, nbytes_per_s, _, gpus = facts

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from zcactor.collectives.nccl import found_nccl
+from zcactor.collectives.service import GroupService
 from zcactor.device.events import OTHERS, Moment
 from zcactor.device.streams import GpuStream
 from zcactor.errors import DeviceError, ProtocolError
@@ -248,7 +249,7 @@ class GpuExchange:
                 continue
             session = member.process.sessions.used.get(seat.process)
             if session is not None and session.closed is None:  # else its end breaks the group
-                member.process.requests.send(session, "group_gpu", values)
+                member.process.requests.send(session, GroupService.take_gpu, values)
 
     def take(self, attempt: int, rank: int, uuid: str, reason: str, name: Any) -> None:
         """Take what a rank tells of itself.

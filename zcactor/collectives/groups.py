@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from zcactor.collectives.cost import BULK_NBYTES_PER_S, Line
 from zcactor.collectives.founding import NAME_NBYTES
@@ -15,6 +15,7 @@ from zcactor.collectives.hierarchy import Hierarchy, hosts_of
 from zcactor.collectives.member import Member
 from zcactor.collectives.operations import Publication
 from zcactor.collectives.passing import pass_groups
+from zcactor.collectives.service import GroupService
 from zcactor.collectives.steps import place_of
 from zcactor.errors import ProtocolError, ZcactorError
 from zcactor.exception_pickling import bare
@@ -24,9 +25,10 @@ from zcactor.peers.seating import Misplaced, Seat
 from zcactor.process.loops import fine_time
 from zcactor.process.spinning import Spinner
 from zcactor.process.tasks import all_of
+from zcactor.rpc.services import Services
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from zcactor.collectives.group_options import GroupOptions
     from zcactor.collectives.nccl import Nccl
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["Counts", "Facts", "Groups", "Joined"]
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 _MAX_THREADS: Final = 4
 """Threads that compute, at most: four reach the bandwidth of one socket."""
@@ -106,7 +111,7 @@ class Counts:
         """Bytes of the inputs that sums and other reductions here have read."""
 
 
-class Groups:
+class Groups(GroupService):
     """The members of groups in one process. Used on the loop's thread, except `work`.
 
     Args:
@@ -140,21 +145,7 @@ class Groups:
         return self._members.get(key, {}).get(rank)
 
     async def join(self, key: bytes, epoch: int, places: Sequence[Sequence[Any]]) -> Joined:
-        """Make the members of this process, and connect them to the processes of the others.
-
-        Args:
-            key: names the epoch.
-            epoch: its number.
-            places: the fields of a `zcactor.peers.seating.Seat` for each rank.
-
-        Returns:
-            The facts of these connections, as a plain tuple; with the number of a later epoch, which the group has
-            already, there are no members.
-
-        Raises:
-            ConnectionLost: another process is not reached.
-            Misplaced: an actor is not in this process, or the party that makes the group has given up.
-        """
+        """See `GroupService`."""
         name = key[:NAME_NBYTES]
         latest = max((_epoch_of(known) for known in self._members if known.startswith(name)), default=-1)
         if latest >= epoch:
@@ -211,20 +202,12 @@ class Groups:
         times = []
         for _ in range(_PINGS):
             before = fine_time(self.process.loop)
-            await self.process.requests.ask(session, "ping")
+            await self.process.requests.ask(session, Services.ping)
             times.append(fine_time(self.process.loop) - before)
         return min(times) / 2
 
     async def start(self, key: bytes, facts: Sequence[Any]) -> None:
-        """Let the members of this process take calls: all others have joined.
-
-        Args:
-            key: names the group.
-            facts: the fields of `Facts`.
-
-        Raises:
-            ConnectionLost: the process of a member has ended.
-        """
+        """See `GroupService`."""
         eager_nbytes, hosts, everywhere, frame_s, nbytes_per_s, spin_us = facts
         hierarchy, line = Hierarchy(hosts, everywhere=everywhere), Line(frame_s, nbytes_per_s)
         members = self._members.get(key, {})
@@ -239,7 +222,7 @@ class Groups:
         self.superseded(key[:NAME_NBYTES], _epoch_of(key))
 
     def superseded(self, name: bytes, epoch: int) -> None:
-        """Break the epochs of a group before number `epoch`: the group was formed anew."""
+        """See `GroupService`."""
         for key, members in list(self._members.items()):
             if key.startswith(name):
                 for member in list(members.values()):
@@ -247,7 +230,7 @@ class Groups:
                         member.break_up(-1, "", f"epoch {epoch} has replaced it")
 
     def facts(self, key: bytes) -> Facts | None:
-        """The facts of a group that has a member here."""
+        """See `GroupService`."""
         for member in self._members.get(key, {}).values():
             hierarchy, line, spinner = member.hierarchy, member.line, member.spinner
             spin_us = 0.0 if spinner is None else spinner.seconds * 1e6
@@ -265,7 +248,7 @@ class Groups:
         return found if isinstance(found, str) else "nccl"
 
     def forget(self, key: bytes) -> None:
-        """Forget the members of a group that nobody can call any more. Idempotent."""
+        """See `GroupService`."""
         members = self._members.pop(key, {})
         for member in members.values():
             member.kept = False
@@ -289,27 +272,29 @@ class Groups:
 
     def publish(
         self, key: bytes, to: int, source: int, seq: int, signature: str, failed: bool, data: Any, owner: bytes,
-        offset: int, layout: bytes, result: Sequence[int] = (),
+        offset: int, layout: bytes,
+    ) -> None:  # fmt: skip
+        """See `GroupService`."""
+        self._publish(key, to, source, seq, signature, failed, data, owner, offset, layout)
+
+    def publish_with(
+        self, key: bytes, to: int, source: int, seq: int, signature: str, failed: bool, data: Any, owner: bytes,
+        offset: int, layout: bytes, object_id: int, place: int, nbytes: int,
     ) -> bool:  # fmt: skip
-        """Take a publication for rank `to`.
+        """See `GroupService`."""
+        leased = object_id, place, nbytes
+        return self._publish(key, to, source, seq, signature, failed, data, owner, offset, layout, *leased)
 
-        Args:
-            key, to, source, seq: the group, the rank, the rank that has sent it, and the operation.
-            signature, data, owner, offset, layout: as in `zcactor.collectives.operations.Publication`; the data as
-                `zcactor.collectives.member.Member.unpacked` takes it.
-            failed: `data` is the error for which the rank cannot take part.
-            result: id, offset and bytes of memory that the sender has leased to this process: for the result, or of
-                its input.
-
-        Returns:
-            Whether this process has that member.
-        """
+    def _publish(
+        self, key: bytes, to: int, source: int, seq: int, signature: str, failed: bool, data: Any, owner: bytes,
+        offset: int, layout: bytes, *leased: int,
+    ) -> bool:  # fmt: skip
         member = self.member(key, to)
         if member is None:
             return False
         with _spoiling(member, source, seq):
             member.check(source, seq)
-            lease = member.lease(source, *result) if result else None
+            lease = member.lease(source, *leased) if leased else None
             value, error = member.unpacked(data)
             if failed or error is not None:
                 publication = Publication(signature, offset=offset, failure=value if error is None else error)
@@ -326,14 +311,14 @@ class Groups:
                 member.published(source, seq, publication)
 
     def piece(self, key: bytes, to: int, source: int, seq: int, data: bytes) -> None:
-        """Take a piece of an input that does not fit one frame."""
+        """See `GroupService`."""
         member = self.member(key, to)
         if member is not None:
             with _spoiling(member, source, seq):
                 member.piece(source, seq, data)
 
     def offer(self, key: bytes, to: int, source: int, seq: int, object_id: int, offset: int, nbytes: int) -> bool:
-        """Take memory that rank `source` has leased to this process. Returns whether this process has that member."""
+        """See `GroupService`."""
         member = self.member(key, to)
         if member is None:
             return False
@@ -343,12 +328,7 @@ class Groups:
         return True
 
     def input(self, key: bytes, to: int, seq: int) -> tuple[int, bytes]:
-        """Take the input of rank `to` to memory of this process; see `zcactor.collectives.member.Member.own_input`.
-
-        Raises:
-            OutOfMemory: there is no room for it.
-            ProtocolError: there is no such rank or operation.
-        """
+        """See `GroupService`."""
         member = self.member(key, to)
         if member is None:
             raise ProtocolError(f"rank {to} of a group is not in this process any more")
@@ -362,15 +342,7 @@ class Groups:
                 member.offered(source, seq, memory)
 
     def take_gpu(self, key: bytes, to: int, source: int, attempt: int, uuid: str, reason: str, name: Any) -> None:
-        """Take what rank `source` tells of itself before an exchange of arrays on GPUs.
-
-        Args:
-            key, to, source: the group, the rank, and the rank that has sent it.
-            attempt: number of times that the ranks began to make a communicator.
-            uuid: of its GPU.
-            reason: why it takes no part; empty where it does.
-            name: from rank 0, the id of a communicator.
-        """
+        """See `GroupService`."""
         member = self.member(key, to)
         if member is not None:
             member.check(source, attempt)
@@ -386,15 +358,14 @@ class Groups:
         receive(operation, data)
 
     def report(self, key: bytes, to: int, source: int, seq: int, failure: Any) -> None:
-        """Take the report of rank `source` that it is done with the memory of an operation. The failure is as
-        `zcactor.collectives.member.Member.unpacked` takes it."""
+        """See `GroupService`."""
         member = self.member(key, to)
         if member is not None:
             found, error = member.unpacked(failure)
             member.reported(source, seq, found if error is None else error)
 
     def broken(self, key: bytes, rank: int, actor: str, cause: str) -> None:
-        """Take the news that a member is gone."""
+        """See `GroupService`."""
         lingering = [member for member in self._lingering if member.key == key]
         for member in [*self._members.get(key, {}).values(), *lingering]:
             member.break_up(rank, actor, cause)
@@ -450,7 +421,7 @@ class Groups:
                 state = self.state(member.key, rank)
             else:
                 session = await process.connections.connect(seat.process)
-                asked = process.requests.ask(session, "group_state", member.key, rank)
+                asked = process.requests.ask(session, GroupService.state, member.key, rank)
                 state = await asyncio.wait_for(asked, process.config.warn_after)
         except TimeoutError:
             return f"{name} does not answer, as its event loop is blocked or its process is stopped"
@@ -461,12 +432,7 @@ class Groups:
         return f"{name} has called {calls} operations, {f'waits in {waits}' if waits else 'waits in none'}, and {runs}"
 
     def state(self, key: bytes, rank: int) -> tuple[int, str, list[str]]:
-        """Tell what a member here does, for a rank that waits for it.
-
-        Returns:
-            The number of operations that it has called, the one that it waits in (empty: none), and the methods that
-            its actor runs.
-        """
+        """See `GroupService`."""
         member = self.member(key, rank)
         if member is None:
             return 0, "", []
@@ -528,7 +494,7 @@ class Groups:
         plain = [list(seat) for seat in seats]
         try:
             joined = [Joined(*each) for each in await all_of(
-                [self._ask_at(process, "group_join", key, epoch, plain) for process in processes]
+                [self._ask_at(process, GroupService.join, key, epoch, plain) for process in processes]
             )]  # fmt: skip
             latest = max(each.latest for each in joined)
             if latest >= 0:
@@ -543,14 +509,14 @@ class Groups:
                 min(each.nbytes_per_s for each in joined),
                 options.spin_us,
             ]
-            await all_of([self._ask_at(process, "group_start", key, facts) for process in processes])
+            await all_of([self._ask_at(process, GroupService.start, key, facts) for process in processes])
         except BaseException:
             self._forget_at(key, processes)
             raise
         self._founded[key] = processes
         return None
 
-    async def _ask_at(self, process: bytes, method: str, *args: Any) -> Any:
+    async def _ask_at(self, process: bytes, method: Callable[[Any, *Ts], Coroutine[Any, Any, R]], *args: *Ts) -> R:
         return await self.process.requests.ask(await self.process.connections.connect(process), method, *args)
 
     def drop(self, key: bytes) -> None:
@@ -571,7 +537,7 @@ class Groups:
         for process in processes:
             session = self.process.sessions.used.get(process)
             if session is not None and session.closed is None:
-                self.process.requests.send(session, "group_forget", (key,))
+                self.process.requests.send(session, GroupService.forget, (key,))
 
     # ---------------------------------------------------------------- computing
 

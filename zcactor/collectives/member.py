@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVarTuple
 
 import numpy as np
 
 from zcactor.collectives.cost import Line
 from zcactor.collectives.hierarchy import Hierarchy
 from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication, for_all_ranks
+from zcactor.collectives.service import GroupService
 from zcactor.collectives.sources import own_source
 from zcactor.collectives.steps import STEPS, ReducerStep, is_later, step_of
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
@@ -27,7 +28,7 @@ from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from zcactor.collectives.sources import Piece
     from zcactor.peers.seating import Seat
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from zcactor.transport.mapping import Mapped
 
 __all__ = ["Member", "word_of"]
+
+Ts = TypeVarTuple("Ts")
 
 _HEAD_NBYTES: Final = 256
 """Bytes of a frame for all but data and signature, at most."""
@@ -229,7 +232,7 @@ class Member:
         if self.exchange is not None:
             self.exchange.close()
         if self.broken is None:
-            self._end((-1, "", "nobody holds the group any more"), "group_forget", self.key)
+            self._end((-1, "", "nobody holds the group any more"), GroupService.forget, self.key)
 
     def _stay_awake(self) -> None:
         if self.spinner is not None:
@@ -261,7 +264,7 @@ class Member:
             Offset and layout, as in `Publication`.
         """
         session = await self.process.connections.connect(self.seats[rank].process)
-        offset, layout = await self.process.requests.ask(session, "group_input", self.key, rank, seq)
+        offset, layout = await self.process.requests.ask(session, GroupService.input, self.key, rank, seq)
         return offset, layout
 
     def own_input(self, seq: int) -> tuple[int, bytes]:
@@ -309,7 +312,8 @@ class Member:
         if type(data) is bytes and 0 < room < len(data):
             rest = (len(data) - 1) // room * room
             for low in range(0, rest, room):
-                self.process.requests.send(session, "group_piece", (*head[:4], data[low : low + room]), more=True)
+                piece = self.key, rank, self.rank, seq, data[low : low + room]
+                self.process.requests.send(session, GroupService.piece, piece, more=True)
             data = data[rest:]
         failure = publication.failure
         if failure is None:
@@ -321,11 +325,13 @@ class Member:
             told = self._carried_failure(failure)
         body = (*head, failure is not None, told, publication.owner, publication.offset, publication.layout)
         if block is None:
-            self.process.requests.send(session, "group_publish", body)
+            self.process.requests.send(session, GroupService.publish, body)
             return
         with session.lock:
             block.grant(session)
-        call = self.process.requests.tell(session, "group_publish_with", (*body, block.id, block.offset, block.nbytes))
+        call = self.process.requests.tell(
+            session, GroupService.publish_with, (*body, block.id, block.offset, block.nbytes)
+        )
         if call is not None:
             call.add_callback(partial(self._answered, session, block))
 
@@ -392,7 +398,7 @@ class Member:
         with session.lock:
             memory.grant(session)
         call = self.process.requests.tell(
-            session, "group_offer", (self.key, rank, self.rank, seq, memory.id, memory.offset, memory.nbytes)
+            session, GroupService.offer, (self.key, rank, self.rank, seq, memory.id, memory.offset, memory.nbytes)
         )
         if call is not None:
             call.add_callback(partial(self._answered, session, memory))
@@ -416,7 +422,7 @@ class Member:
             except ConnectionLost:  # its end breaks the group
                 return
         told = None if failure is None else self._carried_failure(failure)
-        self.process.requests.send(session, "group_report", (self.key, rank, self.rank, seq, told))
+        self.process.requests.send(session, GroupService.report, (self.key, rank, self.rank, seq, told))
 
     def _carried(self, value: Any) -> Any:
         """A value as a message to another process carries it. All but plain ones are packed once more, so that the
@@ -573,9 +579,9 @@ class Member:
         if self.broken is None or (self.exchange is not None and self.exchange.lingers):
             if self.exchange is not None:
                 self.exchange.abort()
-            self._end((rank, actor, cause), "group_broken", self.key, rank, actor, cause)
+            self._end((rank, actor, cause), GroupService.broken, self.key, rank, actor, cause)
 
-    def _end(self, fault: tuple[int, str, str], method: str, *values: Any) -> None:
+    def _end(self, fault: tuple[int, str, str], method: Callable[[Any, *Ts], None], *values: *Ts) -> None:
         self.broken = self.broken or (*fault, self.epoch)
         self.seat.open = False
         others = {self.seats[other].process: other for other in self._others if other != fault[0]}

@@ -12,7 +12,7 @@ from zcactor.control.forcing import reason
 from zcactor.control.head_log import MAX_CHANGES, LogUnusable
 from zcactor.ids import ProcessId
 from zcactor.logs import logger
-from zcactor.transport.version import PROTOCOL_VERSION
+from zcactor.transport.version import OLDEST_SERVED, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from zcactor.control.entries import Entries, MemberEntry
@@ -64,7 +64,7 @@ class Bootstrap:
         known = entries.cluster
         self.closed = known is not None and known.closed
         if known is not None and not known.closed:
-            if known.protocol != PROTOCOL_VERSION:
+            if not OLDEST_SERVED <= known.protocol <= PROTOCOL_VERSION:
                 raise LogUnusable(
                     f"the log {self.name} is of a cluster that speaks protocol {known.protocol or 'before 14'}, and "
                     f"this zcactor speaks {PROTOCOL_VERSION}: start the head with the zcactor that wrote it; or "

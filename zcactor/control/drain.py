@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.control.head_log import Deposed
 from zcactor.errors import ConnectionLost, HeadUnavailable, ZcactorError
 from zcactor.logs import logger
+from zcactor.process.cluster import WorkerService
+from zcactor.rpc.services import Services
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.head_log import Change
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from zcactor.workers.worker_table import WorkerRecord
 
 __all__ = ["decide_end", "discard", "discard_others", "end_workers"]
+
+T = TypeVar("T")
 
 RESPONSE = 1.0
 """Seconds in which a worker's loop must answer when the node ends; one that is blocked is killed without its close
@@ -72,18 +76,19 @@ async def discard(process: LocalProcess, recorder: HeadRecorder, worker: WorkerR
         worker: the shared process.
         index: index of the actor in that process.
     """
-    await _order(process, recorder, worker, "discard", index)
+    await _order(process, recorder, worker, WorkerService.discard, index)
 
 
 async def discard_others(
     process: LocalProcess, recorder: HeadRecorder, worker: WorkerRecord, indices: Sequence[int]
 ) -> None:  # fmt: skip
     """End the actors of a shared process at once that are not at these indices. Otherwise as `discard`."""
-    await _order(process, recorder, worker, "discard_others", list(indices))
+    await _order(process, recorder, worker, WorkerService.discard_others, list(indices))
 
 
 async def _order(
-    process: LocalProcess, recorder: HeadRecorder, worker: WorkerRecord, method: str, which: int | list[int]
+    process: LocalProcess, recorder: HeadRecorder, worker: WorkerRecord,
+    method: Callable[[Any, T, int], Coroutine[Any, Any, None]], which: T,
 ) -> None:  # fmt: skip
     pause = _FIRST_PAUSE
     while not worker.ended.done():
@@ -139,9 +144,9 @@ async def _leave(requests: Asking, session: Session, grace: float) -> bool:
     """Have a worker close its idle actors and end. Returns whether it ends by itself."""
     try:
         async with asyncio.timeout(RESPONSE):
-            await requests.ask(session, "ping")
+            await requests.ask(session, Services.ping)
         async with asyncio.timeout(grace):
-            await requests.ask(session, "leave", grace)
+            await requests.ask(session, WorkerService.leave, grace)
     except (TimeoutError, ZcactorError) as error:
         logger.debug("a worker did not leave by itself: %s", error)
         return False

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zcactor.control.entries import actor_change
 from zcactor.control.recipes import is_at_hand
 from zcactor.errors import ConnectionLost, HeadUnavailable, InsufficientResources
+from zcactor.ids import ProcessId
 from zcactor.logs import logger
+from zcactor.process.cluster import WorkerService
 from zcactor.process.epochs import Deposed
 
 if TYPE_CHECKING:
@@ -342,7 +344,7 @@ class Draining:
             Deposed: a later head is known, which the process obeys.
             ConnectionLost: the process is not reached any more.
         """
-        order = self._recorder.order(self._process.requests, session, "vacate", index, patience)
+        order = self._recorder.order(self._process.requests, session, WorkerService.vacate, index, patience)
         closing = self._process.loop.create_task(order)
         try:
             await asyncio.wait([closing, worker.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -377,9 +379,12 @@ class Draining:
         assert actor.node is not None
         drain.tell(f"{actor.label} has moved to {actor.node.label}, {drain.moved} of {drain.of}")
         drain.vacated.append(worker)
+        place, there = actor.location
         try:
             session = await self._process.connections.connect(worker.process)
-            await self._recorder.order(self._process.requests, session, "moved", index, *actor.location, worker.leaving)
+            await self._recorder.order(
+                self._process.requests, session, WorkerService.moved, index, ProcessId(place), there, worker.leaving
+            )
         except Deposed:  # the head that leads settles the rest
             return
         except ConnectionLost as error:

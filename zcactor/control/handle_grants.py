@@ -16,6 +16,7 @@ from zcactor.ids import ProcessId
 from zcactor.logs import logger
 from zcactor.marshal.values import Code, registered
 from zcactor.objectstore.ref import RegionKind
+from zcactor.process.cluster import HeadNews
 from zcactor.process.places import place_of
 from zcactor.rpc.parts import Part
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.actor_table import ActorTable
     from zcactor.control.recorder import HeadRecorder
+    from zcactor.ids import ActorId
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
 
@@ -130,12 +132,13 @@ class HandleGrants:
         for session in list(self.process.sessions.all()):
             leased = session.closed is None and session.leases.get(actor.object_id) is not None
             if leased and not session.is_replaced:  # twins share their leases
-                change = (actor.actor_id, actor.state, *actor.location, actor.cause)
-                self.process.tasks.start(self._tell_holder(session, *change))
+                self.process.tasks.start(
+                    self._tell_holder(session, (actor.actor_id, actor.state, *actor.location, actor.cause))
+                )
 
-    async def _tell_holder(self, session: Session, *change: Any) -> None:
+    async def _tell_holder(self, session: Session, change: tuple[ActorId, str, bytes, int, str]) -> None:
         await dawdle("tell holder")
         try:
-            await self._recorder.order(self.process.requests, session.in_use, "actor_changed", *change)
+            await self._recorder.order(self.process.requests, session.in_use, HeadNews.actor_changed, *change)
         except ZcactorError as error:  # the holder has ended, or knows a later head
             logger.debug("a holder was not told where an actor is: %s", error)

@@ -47,12 +47,13 @@ from zcactor.errors import (
     ZcactorError,
     remote_of,
 )
-from zcactor.execution.actor_runner import current_call
 from zcactor.execution.closing import OF_AN_END, TAKEN_IN
 from zcactor.ids import ActorId, ProcessId
-from zcactor.interface import Interface, shown
+from zcactor.interface import shown
 from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
+from zcactor.process.cluster import HeadNews, HeadService, OwnNodeService, WorkerService
+from zcactor.rpc.services import Services, calling_process
 from zcactor.workers.output import Printers
 from zcactor.workers.worker_table import FIRST_INDEX
 
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["LAST_OUTPUT", "Console", "FirstAnswers", "Head", "agent_interface", "restored", "watch"]
+__all__ = ["LAST_OUTPUT", "Console", "FirstAnswers", "Head", "restored", "watch"]
 
 LAST_OUTPUT: Final = 2.0
 """Seconds that the drivers get at the end to show the rest of the output."""
@@ -104,7 +105,7 @@ class Console:
         session = self._process.sessions.used.get(driver)
         if session is None or session.closed is not None:
             raise ConnectionLost("the driver is gone")
-        await self._process.requests.ask(session, "log", stream, text)
+        await self._process.requests.ask(session, HeadNews.log, stream, text)
 
     def forget(self, driver: ProcessId) -> None:
         """Drop the waiting lines of a program that is gone."""
@@ -228,7 +229,7 @@ async def watch(actor: ActorRecord, process: LocalProcess, heartbeat: float, lim
     ):
         try:
             async with asyncio.timeout(limit):
-                await process.requests.ask(await process.connections.connect(worker.process), "ping")
+                await process.requests.ask(await process.connections.connect(worker.process), Services.ping)
         except TimeoutError:
             logger.warning("%s has not responded for %g s and is killed (on_hang='kill')", actor.label, limit)
             worker.kill(f"its process did not respond for {limit:g} s and was killed (on_hang='kill')")
@@ -242,7 +243,7 @@ _LAST_RECORD = 1.0
 """Seconds that the log has at the end to take in that the cluster has ended in order."""
 
 
-class Head:
+class Head(HeadService, OwnNodeService):
     """The actor that places actors. Its callers are drivers, workers and the agents of other nodes.
 
     Args:
@@ -300,7 +301,7 @@ class Head:
     # ---------------------------------------------------------------- workers
 
     async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
-        """Note that a worker has started and listens, at `address` for peers of other hosts."""
+        """See `OwnNodeService`."""
         found = self._nodes.worker(process)
         if found is not None and not found[1].ready.done():
             found[1].pid = pid
@@ -308,12 +309,8 @@ class Head:
             found[1].ready.set_result(None)
 
     async def worker_broken(self, cause: str) -> None:
-        """End the calling worker, a process of this node which asks for it because it cannot go on.
-
-        Args:
-            cause: the cause of its end, for its actors' callers.
-        """
-        found = self._nodes.worker(current_call.get().session.peer_process)
+        """See `OwnNodeService`."""
+        found = self._nodes.worker(calling_process())
         if found is not None:
             found[1].kill(cause)
 
@@ -363,30 +360,9 @@ class Head:
 
     async def reserve(
         self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, request: bytes,
-        actor_id: ActorId, object_id: int, spawner: bytes = b"",
+        actor_id: ActorId, object_id: int, spawner: bytes,
     ) -> tuple[Any, bool]:  # fmt: skip
-        """Reserve an actor's name, its resources and its process. A repeated request gets the first one's answer.
-
-        Args:
-            options: of the actor.
-            class_name: of its class.
-            interface: the result of `Interface.wire`.
-            recipe: its class and arguments, of an actor that may restart.
-            request, actor_id, object_id: the ids that the spawner has made; see `zcactor.ids.SpawnIds`.
-            spawner: the asking worker, when its node's agent asks for it.
-
-        Returns:
-            The handle; whether the actor existed already (``get_if_exists``). The caller constructs a new actor in the
-            worker, and reports that by `constructed`.
-
-        Raises:
-            NameTaken: another actor has the name.
-            ActorDied: the actor has ended meanwhile.
-            InsufficientResources: the request fits into no node, or no process could be started.
-            ConnectionLost: the node is shutting down.
-            HeadUnavailable: the head's log does not take the actor.
-            ValueError: the node is unknown, or another actor has one of the ids.
-        """
+        """See `HeadService`."""
         asked = ids.SpawnIds(request, actor_id, object_id)
         owner = self._asking(spawner)
         reserve = functools.partial(self._reserve, options, class_name, interface, recipe, asked, owner)
@@ -444,14 +420,7 @@ class Head:
         return actor, False
 
     async def constructed(self, actor_id: ActorId, failure: str | None) -> None:
-        """Note that the constructor has returned. `failure` is the cause where the actor could not be constructed,
-        empty when its process was lost. A repeated report changes nothing.
-
-        Raises:
-            ActorDied: it was constructed, and its process has ended before that was recorded, or a head that has taken
-                the cluster over had given the spawn up.
-            HeadUnavailable: the head's log does not take that the actor lives. The spawner gives it up.
-        """
+        """See `HeadService`."""
         await dawdle("constructed")
         if failure is None:  # a take-over decides first whether the process is still there
             await self.members.taken_over()
@@ -510,12 +479,11 @@ class Head:
         return taking
 
     async def give_way(self, epoch: int) -> bool:
-        """End this head where its term has that epoch and another head stands by, which leads then. Returns whether
-        that is so, unless the answer is lost with this head: a later one returns False."""
+        """See `HeadService`."""
         return epoch == self.recorder.epoch and await self.resign()
 
     async def force(self) -> list[str]:
-        """Have this head act that waits for nodes; see `zcactor.control.forcing.force`."""
+        """See `HeadService`."""
         return await force(self.members)
 
     # ---------------------------------------------------------------- ends and restarts
@@ -580,7 +548,7 @@ class Head:
             declared = actor.interface
             assert declared is not None  # as the actor is not dead
             made = (actor.index, actor.actor_id, actor.object_id, turn, actor.options, declared.wire(), recipe)
-            await self.recorder.order(self.process.requests, session, "create", *made)
+            await self.recorder.order(self.process.requests, session, WorkerService.create, *made)
             await actor.decided()
             if actor.restarts == turn and actor.state == "restarting":
                 await self.recorder.noted(actor_change(actor, "alive"))
@@ -611,9 +579,7 @@ class Head:
         self.console.output(stream, worker, lines)
 
     async def shutdown(self, grace: float) -> None:
-        """End every actor and then the node, within `grace` seconds. An embedded node's actors are stopped in order, as
-        those of a program that leaves a cluster are. Otherwise idle actors are closed, and actors with running calls
-        are killed. Cancelling ends only the wait; a second call without grace ends the first one's grace."""
+        """See `HeadService`."""
         if self._ending is None:
             self.closing = not (self.driver and grace > 0)
             self._ending = self.process.loop.create_task(self._shutdown(grace))
@@ -668,10 +634,7 @@ class Head:
     # ---------------------------------------------------------------- questions, which change nothing
 
     async def leader(self) -> dict[str, Any]:
-        """The facts about this head: ``address``, ``pid``, ``epoch`` (of its term), ``log`` (empty for one in memory),
-        ``state`` (``"leading"``, ``"taking over"`` until all is decided, or ``"adrift"`` while the log does not renew
-        its term) and ``standbys``, the addresses of the heads that would lead in its place. Where it may not act
-        without certain nodes there is also ``waits_for``, with their labels."""
+        """See `HeadService`."""
         facts, leader_lease = self._facts, self.members.leader_lease
         state = "taking over" if self.members.is_taking_over else "leading"
         if leader_lease is not None and not leader_lease.in_term:
@@ -684,14 +647,7 @@ class Head:
         }  # fmt: skip
 
     async def stay(self, epoch: int) -> tuple[int, float | None]:
-        """Tell a node or a program whether it may stay with this head.
-
-        Args:
-            epoch: the greatest one that the caller knows.
-
-        Returns:
-            This head's epoch, and the age of its knowledge; see `zcactor.control.quorum.Quorum.age`.
-        """
+        """See `HeadService`."""
         recorder, leader_lease = self.recorder, self.members.leader_lease
         if epoch > recorder.epoch:
             recorder.depose(epoch)
@@ -699,7 +655,7 @@ class Head:
         return recorder.epoch, None if recorder.is_deposed else age
 
     async def locate(self, actor_id: ActorId, calls_wait: bool) -> tuple[str, bytes, int, str]:
-        """The place of an actor; see `zcactor.peers.head_link.HeadLink.locate`."""
+        """See `HeadService`."""
         actor = self._actors.get(actor_id)
         if actor is None:
             return "dead", b"", 0, "it is unknown to its node"
@@ -714,12 +670,7 @@ class Head:
         return actor.state, *actor.location, actor.cause
 
     async def get_actor(self, name: str, namespace: str) -> Any:
-        """The handle of a named actor.
-
-        Raises:
-            NoSuchActor: no living actor has the name.
-            HeadUnavailable: the head's log does not take what was decided before, such as the end of an actor.
-        """
+        """See `HeadService`."""
         await self.recorder.settled()
         actor = self._actors.named(namespace, name)
         await actor.settled()
@@ -728,27 +679,26 @@ class Head:
         return HandleGrant(self.grants, actor)
 
     async def nodes(self) -> list[dict[str, Any]]:
-        """The facts of every node, as inspection shows them."""
+        """See `HeadService`."""
         return self._nodes.told()
 
     async def actors(self) -> list[dict[str, Any]]:
-        """The facts of every actor that lives or whose death is remembered, as inspection shows them."""
+        """See `HeadService`."""
         return self._actors.told()
 
     async def resources(self) -> tuple[dict[str, float], dict[str, float]]:
-        """The total and the free amounts of the cluster's resources, by name."""
+        """See `HeadService`."""
         return self._ledger.total(), self._ledger.free()
 
     async def process_of(self, actor_id: ActorId) -> bytes:
-        """The process that hosts an actor."""
+        """See `HeadService`."""
         state, process, _, cause = await self.locate(actor_id, False)
         if state == "dead":
             raise NoSuchActor(f"actor {actor_id.hex()[:8]} is dead: {cause}")
         return process
 
-    async def waits(self, class_name: str, spawner: bytes = b"") -> str:
-        """The reasons why the caller's spawns of a class wait, as a line. Each spawn is counted in one line only: the
-        line is empty when no further spawn waits."""
+    async def waits(self, class_name: str, spawner: bytes) -> str:
+        """See `HeadService`."""
         owner, name = self._asking(spawner), shown(class_name)
         pending = [
             actor for actor in self._actors.made_by(owner)
@@ -764,12 +714,12 @@ class Head:
         Raises:
             AuthenticationError: `worker` belongs to a node with another agent.
         """
-        caller: ProcessId = current_call.get().session.peer_process
+        asking = calling_process()
         if not worker:
-            return caller
+            return asking
         named = ids.ProcessId(worker)
         node = self._nodes.host_of(named)
-        if node is None or node.process != caller:
+        if node is None or node.process != asking:
             raise AuthenticationError(f"process {worker.hex()} is no worker of the node whose agent has asked for it")
         return named
 
@@ -799,7 +749,7 @@ class Head:
         try:
             async with asyncio.timeout(grace):
                 session = await self.process.connections.connect(worker.process)
-                await self.process.requests.ask(session, "leave", grace)
+                await self.process.requests.ask(session, WorkerService.leave, grace)
                 await asyncio.shield(worker.ended)
         except (TimeoutError, ZcactorError) as error:
             logger.debug("worker %d did not end by itself: %s", worker.pid, error)
@@ -834,26 +784,14 @@ class Head:
         return actor
 
     async def kill(self, actor_id: ActorId) -> None:
-        """End an actor at once. Returns when its process has ended, also where the request is repeated.
-
-        Raises:
-            NoSuchActor: the actor is unknown.
-            HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer, and the
-                actor ends once the log has taken it.
-        """
+        """See `HeadService`."""
         actor = await self._to_end(actor_id)
         await self._decide_end(actor, gone_changes(actor), lambda: self._retire(actor, "it was killed by zc.kill"))
         if actor.gone is not None:
             await asyncio.shield(actor.gone)
 
     async def stop(self, actor_id: ActorId) -> None:
-        """End an actor after its queued calls. Returns when its process has ended; cancelling ends only the wait.
-
-        Raises:
-            NoSuchActor: the actor is unknown.
-            HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer, and the
-                actor ends once the log has taken it.
-        """
+        """See `HeadService`."""
         actor = await self._to_end(actor_id)
         if actor.ending is None:
             stop = functools.partial(self._begin_stop, actor, "it was stopped by zc.stop", decided=True)
@@ -888,7 +826,7 @@ class Head:
         if worker is not None and actor.state == "alive":
             try:
                 session = await self.process.connections.connect(worker.process)
-                await self.recorder.order(self.process.requests, session, "stop", actor.index, seconds)
+                await self.recorder.order(self.process.requests, session, WorkerService.stop, actor.index, seconds)
                 closed = True
             except Deposed:
                 return
@@ -1003,9 +941,3 @@ def _has_not_started(actor: ActorRecord) -> bool:
 
 async def _stays() -> bool:
     return False
-
-
-@functools.cache
-def agent_interface() -> Interface:
-    """The interface of the head."""
-    return Interface.of(Head)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ZcactorError
 from zcactor.logs import logger
+from zcactor.process.cluster import HeadService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -134,7 +135,7 @@ class HeadWatch:
         age: float | None
         try:
             async with asyncio.timeout(_ANSWER):
-                epoch, age = await self._head.ask_agent("stay", self._known.epoch)
+                epoch, age = await self._head.ask(HeadService.stay, self._known.epoch)
         except TimeoutError:
             return None
         except ZcactorError as error:  # it is lost, which the connection's end says

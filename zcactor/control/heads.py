@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from zcactor.errors import ZcactorError
 from zcactor.logs import logger
+from zcactor.process.cluster import HeadNews
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,7 @@ class Heads:
 
     async def _tell(self, session: Session, places: tuple[str, ...]) -> None:
         try:
-            await self._process.requests.ask(session, "heads_are", list(places))
+            await self._process.requests.ask(session, HeadNews.heads_are, list(places))
         except ZcactorError as error:  # it has just ended, or is about to seek this head again
             logger.debug("process %s was not told of other heads: %s", session.peer_process.hex()[:8], error)
         else:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVarTuple
 
 from zcactor.control.entries import driver_change, member_change
 from zcactor.control.failover import Failover, ReportedWorker
 from zcactor.control.head_log import Change
-from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, RemotePool
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, ProtocolError, ZcactorError
-from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
-from zcactor.interface import Interface
 from zcactor.logs import logger
-from zcactor.peers.head_link import AGENT_INDEX
+from zcactor.peers.head_link import HeadLink
 from zcactor.peers.losses import ended_there, is_refused
+from zcactor.process.cluster import HeadNews, MembershipService, NodeService
 from zcactor.process.epochs import Deposed
+from zcactor.rpc.services import Services, caller, calling_process
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from zcactor.control.draining import Draining
     from zcactor.control.handle_grants import HandleGrants
@@ -33,7 +32,12 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["HeadAgent", "JoinedRank", "Membership", "Ranks", "Showing", "Successors", "membership_interface"]
+__all__ = ["HeadAgent", "JoinedRank", "Membership", "Ranks", "Showing", "Successors"]
+
+Ts = TypeVarTuple("Ts")
+if TYPE_CHECKING:
+    Order = Callable[[Any, int, *Ts], Coroutine[Any, Any, None]]
+    """A method of `NodeService` that takes the epoch of the head first."""
 
 
 class Successors:
@@ -185,7 +189,7 @@ _LAST_WORD = 1.0
 """Seconds beyond their grace that nodes get to report that their workers have ended."""
 
 
-class Membership:
+class Membership(MembershipService):
     """The actor that nodes and programs join at: index 2 of the head's process.
 
     Args:
@@ -233,22 +237,9 @@ class Membership:
     # ---------------------------------------------------------------- nodes
 
     async def join_node(self, facts: dict[str, Any], resources: dict[str, float]) -> tuple[float, str]:
-        """Let the node whose agent is the caller join the cluster.
-
-        Args:
-            facts: see `zcactor.control.node_table.facts_of`; a node of a run has its ``rank`` there, and one that has
-                started in the place of another the id of that, ``follows``.
-            resources: amounts by name.
-
-        Returns:
-            `patience` and `log`.
-
-        Raises:
-            ConnectionLost: the cluster takes no nodes, or has a node of that rank.
-            HeadUnavailable: the head's log does not take the node.
-        """
+        """See `MembershipService`."""
         self._refuse_if_embedded()
-        session = current_call.get().session
+        session = caller()
         process = ProcessId(session.peer_process)
         try:
             if self.leader_lease is not None:
@@ -307,20 +298,10 @@ class Membership:
     async def return_node(
         self, facts: dict[str, Any], resources: dict[str, float], workers: list[ReportedWorker], held: list[int]
     ) -> list[int] | None:
-        """Let a node go on in the cluster, which had an earlier head when it joined.
-
-        Args:
-            facts, resources: as in `join_node`.
-            workers: its workers.
-            held: the actors that it leases for its workers, by object id.
-
-        Returns:
-            The actors of `held` that live, leased to the caller; None where this head has given the node up, or never
-            had it.
-        """
-        session = current_call.get().session
+        """See `MembershipService`."""
+        session = caller()
         taking = self.taking_over
-        if taking is None or not taking.expects(session.peer_process):
+        if taking is None or not taking.expects(calling_process()):
             return None
         if session.closed is not None:
             return None
@@ -365,26 +346,25 @@ class Membership:
         if session is not None and session.closed is not None:
             raise ConnectionLost("the connection ended before the head's log had taken that it joins")
 
-    def _tell(self, session: Session, method: str, *args: Any) -> None:
+    def _tell(self, session: Session, method: Order[*Ts], *args: *Ts) -> None:
         self._process.tasks.start(self._ask(session, method, *args))
 
-    async def _ask(self, session: Session, method: str, *args: Any) -> bool:
+    async def _ask(self, session: Session, method: Order[*Ts], *args: *Ts) -> bool:
         """Order something of a node, once this head has a term. Returns whether it was done."""
         if self.leader_lease is not None and not await self.leader_lease.lasts():
             return False
         return await self._order(session, method, *args)
 
-    async def _order(self, session: Session, method: str, *args: Any) -> bool:
+    async def _order(self, session: Session, method: Order[*Ts], *args: *Ts) -> bool:
         recorder = self._agent.recorder
         if recorder.is_deposed:
             return False
-        order = (recorder.epoch, *args)
         try:
-            await self._process.requests.ask_of(session, AGENT_INDEX, member_interface(), method, order)
+            await self._process.requests.ask_of(session, method, recorder.epoch, *args)
         except Deposed as error:
             recorder.depose(error.known)
         except ConnectionLost as error:  # the node is about to be taken for lost, so the request has lost its purpose
-            logger.debug("a node was not told to %s: %s", method, error)
+            logger.debug("a node was not told to %s: %s", method.__name__, error)
         else:
             return True
         return False
@@ -406,22 +386,18 @@ class Membership:
 
     async def _ping(self, node: NodeRecord, session: Session) -> None:
         if self.leader_lease is None:
-            await self._process.requests.ask(session, "ping")
+            await self._process.requests.ask(session, Services.ping)
             return
         asked = self.leader_lease.now()
-        if await self._order(session, "serves"):  # also without a term: nodes stay with a head that hears from them
+        if await self._order(
+            session, NodeService.serves
+        ):  # also without a term: nodes stay with a head that hears from them
             self.leader_lease.serves(node.id, asked)
 
     async def leave_node(self, epoch: int) -> None:
-        """Take the calling node out of the table: it is about to end its workers, and takes no more.
-
-        Here and below, `epoch` is the greatest one that the node knows.
-
-        Raises:
-            Deposed: that is not this head's, here and below.
-        """
+        """See `MembershipService`."""
         self._agent.recorder.take(epoch)
-        peer = current_call.get().session.peer_process
+        peer = calling_process()
         node = self._agents.get(peer)
         if node is not None:
             self._remove(node)
@@ -468,7 +444,7 @@ class Membership:
                 self._lost(node, cause)
                 return
         else:
-            await self._ask(session, "end", 0.0)
+            await self._ask(session, NodeService.end, 0.0, False)
         self._unreachable(node, cause)
 
     def _lost(self, node: NodeRecord, cause: str) -> None:
@@ -489,11 +465,11 @@ class Membership:
             self._none_left.set()
 
     async def drain(self, name: str, timeout: float | None, again: bool) -> dict[str, Any]:
-        """Move a node's actors elsewhere and have it leave; see `zcactor.control.draining.Draining.drain`."""
+        """See `MembershipService`."""
         self._refuse_if_embedded()
-        caller = current_call.get().session.peer_process  # lines for a node go to this head's log
-        done = await self._agent.draining.drain(name, timeout, again, b"" if caller in self._agents else caller)
-        await self._console.show_all(caller)  # lines on the progress come before the result
+        asking = calling_process()  # lines for a node go to this head's log
+        done = await self._agent.draining.drain(name, timeout, again, b"" if asking in self._agents else asking)
+        await self._console.show_all(asking)  # lines on the progress come before the result
         return done
 
     async def end_node(self, node: NodeRecord, grace: float, again: bool) -> NodeRecord | None:
@@ -505,47 +481,36 @@ class Membership:
 
         def leave() -> None:
             if node in self._remote:
-                self._tell(self._remote[node][1], "end", grace, again)
+                self._tell(self._remote[node][1], NodeService.end, grace, again)
 
         await self._agent.recipes.leave(node)
         return await self._successors.after(node, leave, self._process.config.spawn_timeout if again else None)
 
-    async def worker_ready(self, epoch: int, process: ProcessId, pid: int, address: str) -> None:
-        """Note that a worker of the calling node has started."""
+    async def worker_started(self, epoch: int, process: ProcessId, pid: int, address: str) -> None:
+        """See `MembershipService`."""
         self._agent.recorder.take(epoch)
         await self._agent.worker_ready(process, pid, address)
 
     async def worker_ended(self, epoch: int, process: ProcessId, cause: str) -> None:
-        """Note that a worker of the calling node has ended, or could not be started."""
+        """See `MembershipService`."""
         self._agent.recorder.take(epoch)
         self._pool_of_caller().worker_ended(process, cause)
 
     async def worker_said(self, epoch: int, driver: ProcessId, stream: str, text: str) -> None:
-        """Show the output of a worker on the calling node at its program, `driver`."""
+        """See `MembershipService`."""
         self._agent.recorder.take(epoch)
         self._console.show(driver, stream, "", text.splitlines())
 
     def _pool_of_caller(self) -> RemotePool:
-        peer = current_call.get().session.peer_process
+        peer = calling_process()
         node = self._agents.get(peer)
         if node is None:
             raise AuthenticationError("this process is the agent of no node of this cluster")
         return self._remote[node][0]
 
     async def join_driver(self, address: str, machine: str) -> tuple[float, str]:
-        """Let the calling program use the cluster, until it leaves or its connection ends.
-
-        Args:
-            address: the address at which it listens for peers of other hosts.
-            machine: see `zcactor.control.node_table.machine_of`.
-
-        Returns:
-            `patience` and `log`.
-
-        Raises:
-            ConnectionLost: the cluster takes no programs.
-        """
-        session = current_call.get().session
+        """See `MembershipService`."""
+        session = caller()
         self._refuse_if_embedded(session)
         process = ProcessId(session.peer_process)
         try:
@@ -561,23 +526,13 @@ class Membership:
         return self.patience, self.log
 
     async def return_driver(self, address: str, machine: str, held: list[int]) -> list[int]:
-        """Let a program go on in the cluster, which had an earlier head when it joined, or whose head it did not reach
-        for a while.
-
-        Args:
-            address, machine: as in `join_driver`.
-            held: the actors of which it has handles, by object id.
-
-        Returns:
-            The actors of `held` that live, leased to the caller.
-        """
+        """See `MembershipService`."""
         await self.join_driver(address, machine)
-        return self._agent.grants.lease(current_call.get().session, held)
+        return self._agent.grants.lease(caller(), held)
 
     async def leave_driver(self, grace: float) -> None:
-        """Stop the actors of the calling program, which is about to go: in order within `grace` seconds, and then at
-        once."""
-        driver = current_call.get().session.peer_process
+        """See `MembershipService`."""
+        driver = calling_process()
         ending = self._agent.stop_owned(driver, grace)
         if ending:
             await asyncio.wait(ending, timeout=grace)
@@ -585,25 +540,21 @@ class Membership:
         await self._console.show_all()
 
     async def find(self, process: ProcessId) -> str:
-        """The address at which a process listens for peers of other hosts."""
+        """See `MembershipService`."""
         taking = self.taking_over
         if taking is not None and process not in self._nodes.addresses:
             await taking.done.wait()  # its node may be about to return
         return self._nodes.find(process)
 
     async def call_back(self, process: ProcessId, caller: ProcessId) -> bool:
-        """Ask a program to connect to `caller`, which cannot connect to it. Returns whether it has done so; other
-        processes than programs are not asked: a warning names a node that accepts no connections when it joins."""
+        """See `MembershipService`."""
         session = self._process.sessions.used.get(process)
         if process not in self._nodes.drivers or session is None or session.closed is not None:
             return False
-        done: bool = await self._process.requests.ask(session, "connect_to", caller)
-        return done
+        return await self._process.requests.ask(session, HeadLink.connect_to, caller)
 
     async def silence(self, process: ProcessId) -> tuple[float, str]:
-        """The seconds since the last sign of life from the node of `process`, and the address of the process. The
-        seconds are 0 for the head's own node and for drivers, and -1 for a node that is fenced or given up and for an
-        unknown process."""
+        """See `MembershipService`."""
         address = self._nodes.addresses.get(process, "")
         node = self._agents.get(process) or self._nodes.host_of(process)
         if node is not None and node.heard is not None:
@@ -632,17 +583,17 @@ class Membership:
         """Tell every other node that the run is over, with the program's exit status and a line for people. They learn
         it before a later `end` reaches them, because calls of one caller start in order."""
         for _, session in list(self._remote.values()):
-            self._tell(session, "run_over", status, text)
+            self._tell(session, NodeService.run_over, status, text)
 
     def tell_end(self, grace: float) -> None:
         """Tell every other node to end: in order within `grace` seconds. Where it is ending already, a grace of 0 ends
         that of before."""
         for _, session in list(self._remote.values()):
-            self._tell(session, "end", grace)
+            self._tell(session, NodeService.end, grace, False)
 
     async def _tell_program(self, session: Session) -> None:
         try:
-            await self._process.requests.ask(session, "head_ends")
+            await self._process.requests.ask(session, HeadNews.head_ends)
         except ZcactorError as error:  # it has just ended
             logger.debug("a program was not told that the head ends: %s", error)
 
@@ -658,9 +609,3 @@ class Membership:
                 await self._none_left.wait()
         except TimeoutError:
             logger.warning("%d nodes did not end in time", len(self._remote))
-
-
-@functools.cache
-def membership_interface() -> Interface:
-    """The interface of the head's `Membership`."""
-    return Interface.of(Membership)

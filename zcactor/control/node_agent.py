@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVarTuple
 from weakref import WeakValueDictionary
 
 from zcactor import ids
@@ -19,19 +20,19 @@ from zcactor.control.head_watch import HeadWatch, boot_clock
 from zcactor.control.quorum import Allegiance
 from zcactor.control.recipe_shelf import RecipeShelf
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
-from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
-from zcactor.interface import Interface
 from zcactor.logs import logger
 from zcactor.objects.locations import LostPart
-from zcactor.peers.head_link import AGENT_INDEX, RELAYED
+from zcactor.peers.head_link import RELAYED
 from zcactor.peers.losses import silence_before
+from zcactor.process.cluster import HeadNews, HeadService, MembershipService, NodeService
 from zcactor.process.epochs import Deposed
 from zcactor.process.head_outage import HeadGone
+from zcactor.rpc.services import caller, calling_process, method_number
 from zcactor.workers.output import Printers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine
 
     from zcactor.control.node_table import OwnWorkers
     from zcactor.marshal.packed import Packed
@@ -40,10 +41,16 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["NodeAgent", "member_interface"]
+__all__ = ["NodeAgent"]
 
-_FOR_SPAWNERS = ("reserve", "waits")
-"""Methods of the head to which the agent adds the worker for which it asks."""
+Ts = TypeVarTuple("Ts")
+if TYPE_CHECKING:
+    Report = Callable[[Any, int, *Ts], Coroutine[Any, Any, None]]
+    """A method of `MembershipService` that takes the known epoch first."""
+
+_RELAYED: Final[dict[int, Any]] = {method_number(method): method for method in RELAYED}
+_FOR_SPAWNERS: Final = (HeadService.reserve, HeadService.waits)
+"""Methods of the head whose last argument is the worker for which the agent asks."""
 _LOOK, _LEAST = 1.0, 0.001
 """Seconds between two looks at whether a head has said that this node may go on: at most, and at least. A rest that is
 shorter than the clock's resolution would not end by a sleep of that length."""
@@ -66,7 +73,7 @@ class _ActorHold:
         self.release()
 
 
-class NodeAgent:
+class NodeAgent(NodeService):
     """The actor at index 1 of the agent's process. Its callers are the head and this node's workers.
 
     Args:
@@ -87,7 +94,7 @@ class NodeAgent:
         self._holds: WeakValueDictionary[int, _ActorHold] = WeakValueDictionary()
         """The objects that workers have leased, by the actors' object ids at the head."""
         self._recipes = RecipeShelf()
-        self._joined: tuple[Mapping[str, Any], Mapping[str, float]] | None = None
+        self._joined: tuple[dict[str, Any], dict[str, float]] | None = None
         """The facts and the resources with which this node has joined."""
         self._seeking: asyncio.Task[None] | None = None
         self._ready: dict[ProcessId, tuple[int, str]] = {}
@@ -103,7 +110,7 @@ class NodeAgent:
         self.watch = HeadWatch(process, known, self._heard)
         """The watch over the head, once that has told where others are."""
 
-    async def join(self, facts: Mapping[str, Any], resources: Mapping[str, float]) -> None:
+    async def join(self, facts: dict[str, Any], resources: dict[str, float]) -> None:
         """Join the cluster.
 
         Args:
@@ -115,7 +122,7 @@ class NodeAgent:
         """
         head = self._process.head
         try:
-            answer = await head.ask_members("join_node", facts, resources)
+            answer = await head.ask(MembershipService.join_node, facts, resources)
         except (ConnectionLost, AuthenticationError) as error:  # AuthenticationError: another process listens there
             if self._process.sessions.living(head.process) is not None:
                 raise
@@ -124,31 +131,29 @@ class NodeAgent:
         self._joined = facts, resources
 
     async def run_over(self, epoch: int, status: int, text: str) -> None:
-        """Note that the run to which this node belongs is over: the program's exit status, and a line for people.
-
-        Here and below, `epoch` is that of the head which orders it.
-
-        Raises:
-            Deposed: a later head is known, here and below.
-        """
+        """See `NodeService`."""
         self._known.check(epoch)
         self.over(status, text)
 
     async def start_worker(
         self, epoch: int, worker: ProcessId, label: str, env: dict[str, str], driver: ProcessId, shared: bool
     ) -> None:
-        """Start a worker with the process id `worker`, and report its start and its end."""
+        """See `NodeService`."""
         self._known.check(epoch)
         if self._ending is not None:
-            self._report("worker_ended", worker, "its node is shutting down")
+            self._report(MembershipService.worker_ended, worker, "its node is shutting down")
             return
         try:
             self._pool.start(label, env, driver, shared=shared, process=worker)
         except (OSError, ValueError) as error:
-            self._report("worker_ended", worker, f"no process could be started for {label}: {error}; see ulimit -n")
+            self._report(
+                MembershipService.worker_ended,
+                worker,
+                f"no process could be started for {label}: {error}; see ulimit -n",
+            )
 
     async def kill_worker(self, epoch: int, worker: ProcessId, cause: str | None) -> None:
-        """Send SIGKILL to a worker and to all processes that it has started."""
+        """See `NodeService`."""
         self._known.check(epoch)
         self._kill(worker, cause)
 
@@ -158,30 +163,25 @@ class NodeAgent:
             record.kill(cause)
 
     async def serves(self, epoch: int) -> None:
-        """Answer a head that asks whether this node serves it."""
+        """See `NodeService`."""
         self._known.check(epoch)
 
     async def worker_broken(self, cause: str) -> None:
-        """End the calling worker, as `zcactor.control.head.Head.worker_broken` does."""
-        self._kill(current_call.get().session.peer_process, cause)
+        """See `OwnNodeService`."""
+        self._kill(calling_process(), cause)
 
     async def worker_ready(self, worker: ProcessId, pid: int, address: str) -> None:
-        """Note that a worker of this node has started and listens."""
+        """See `OwnNodeService`."""
         record = self._pool.by_process.get(worker)
         if record is not None and not record.ready.done():
             self._ready[worker] = pid, address
             record.ready.set_result(None)
-            await self._say("worker_ready", worker, pid, address)
+            await self._say(MembershipService.worker_started, worker, pid, address)
 
     # ---------------------------------------------------------------- recipes
 
     async def hold_recipe(self, epoch: int, key: int, recipe: Packed) -> bool:
-        """Hold the class and arguments of an actor for this head and later ones; see `zcactor.control.recipes`. Returns
-        whether there is room for them.
-
-        Raises:
-            ObjectLost, OutOfMemory: the arrays among them did not arrive.
-        """
+        """See `NodeService`."""
         self._known.check(epoch)
         lost = [part.holder for part in recipe.parts if isinstance(part.holder, LostPart)]
         if lost:
@@ -189,51 +189,39 @@ class NodeAgent:
         return self._recipes.put(key, recipe)
 
     async def recipe(self, epoch: int, key: int) -> Packed | None:
-        """The class and arguments of an actor; None where they are not held here."""
+        """See `NodeService`."""
         self._known.check(epoch)
         return self._recipes.get(key)
 
     async def drop_recipe(self, epoch: int, key: int) -> None:
-        """Hold the class and arguments of an actor no longer, which has ended or has other holders."""
+        """See `NodeService`."""
         self._known.check(epoch)
         self._recipes.drop(key)
 
     async def keep_recipes(self, epoch: int, keys: list[int]) -> None:
-        """Drop all but these: a new head knows of no others."""
+        """See `NodeService`."""
         self._known.check(epoch)
         self._recipes.keep(keys)
 
     # ---------------------------------------------------------------- requests of workers to the head
 
-    async def relay(self, method: str, args: list[Any]) -> Any:
-        """Ask the head on behalf of a worker of this node.
-
-        Raises:
-            ValueError: workers may not ask for `method`.
-        """
-        if method not in RELAYED:
-            raise ValueError(f"a worker cannot ask the head for {method!r}")
+    async def relay(self, number: int, args: list[Any]) -> Any:
+        """See `NodeService`."""
+        method = _RELAYED.get(number)
+        if method is None:
+            raise ValueError(f"a worker cannot ask the head for method number {number}")
         if method in _FOR_SPAWNERS:
-            args = [*args, current_call.get().session.peer_process]
-        head = self._process.head
-        ask = head.ask_agent if RELAYED[method] == AGENT_INDEX else head.ask_members
-        return await ask(method, *args)
+            args = [*args[:-1], calling_process()]
+        return await self._process.head.ask(method, *args)
 
     async def hold_actor(self, object_id: int) -> int:
-        """Lease an actor to a worker of this node. All workers share one lease of the agent at the head.
-
-        Args:
-            object_id: the id by which the head knows the actor.
-
-        Returns:
-            The id of the object that the worker has leased here; 0 where the actor is gone, or the head.
-        """
+        """See `NodeService`."""
         hold = self._holds.get(object_id)
         if hold is None:  # shielded: a lease that comes after the worker's end has to be given back
             hold = await asyncio.shield(self._process.tasks.begin(self._hold(object_id)))
             if hold is None:
                 return 0
-        session = current_call.get().session
+        session = caller()
         with session.lock:
             session.leases.grant(hold.id, hold)
         return hold.id
@@ -255,12 +243,12 @@ class NodeAgent:
 
     async def _tell_worker(self, session: Session, *change: Any) -> None:
         with contextlib.suppress(ZcactorError):  # the worker has ended, and its handles with it
-            await self._process.requests.ask(session, "actor_changed", *change)
+            await self._process.requests.ask(session, HeadNews.actor_changed, *change)
 
     # ---------------------------------------------------------------- the end
 
-    async def end(self, epoch: int, grace: float, again: bool = False) -> None:
-        """End every worker and then this node, which starts `again` if that is wanted. Returns before that."""
+    async def end(self, epoch: int, grace: float, again: bool) -> None:
+        """See `NodeService`."""
         self._known.check(epoch)
         await self.end_itself(grace, again)
 
@@ -284,7 +272,7 @@ class NodeAgent:
         if self._joined is not None and not head.outage.going_on:
             try:
                 async with asyncio.timeout(grace + _LAST_MOVES):
-                    told = await head.ask_members("drain", self._process.process.hex(), grace, False)
+                    told = await head.ask(MembershipService.drain, self._process.process.hex(), grace, False)
             except (TimeoutError, ZcactorError, ValueError) as error:
                 logger.warning(
                     "the actors of this node stay until it ends: %s", str(error) or "the head does not answer"
@@ -295,7 +283,9 @@ class NodeAgent:
         await self.end_itself(grace)
 
     async def _end(self, grace: float) -> None:
-        self._report("leave_node")  # before the workers end, so that the head starts no others here in their place
+        self._report(
+            MembershipService.leave_node
+        )  # before the workers end, so that the head starts no others here in their place
         await end_workers(self._process.sessions, self._process.requests, self._pool, grace, "the node was shut down")
         with contextlib.suppress(TimeoutError):  # the head does not answer, and gets no further reports
             async with asyncio.timeout(_LAST_REPORT):
@@ -313,14 +303,14 @@ class NodeAgent:
     def worker_ended(self, record: WorkerRecord) -> None:
         """Report the end of a worker's process."""
         self._ready.pop(record.process, None)
-        self._report("worker_ended", record.process, record.ended.result())
+        self._report(MembershipService.worker_ended, record.process, record.ended.result())
 
     def output(self, stream: str, record: WorkerRecord, lines: list[str]) -> None:
         """Take the output of a worker."""
         self._printers.write(record.driver, stream, f"({record.label} pid={record.pid}) ", lines)
 
     async def _show(self, driver: ProcessId, stream: str, text: str) -> None:
-        await self._say("worker_said", driver, stream, text)
+        await self._say(MembershipService.worker_said, driver, stream, text)
 
     def zygote_lost(self) -> None:
         """End the node: its workers have ended with the zygote, and no further worker can be started."""
@@ -377,12 +367,12 @@ class NodeAgent:
     async def _return(self) -> bool:
         """Report this node to a head that is back: its workers, and the actors that they hold."""
         assert self._joined is not None
-        workers = [
+        workers: list[Any] = [
             (record.process, *self._ready.get(record.process, (0, "")), record.label, record.driver, record.shared)
             for record in self._pool.by_process.values()
         ]  # fmt: skip
         session, held = await self._process.head.rejoin(
-            self._known.epoch, "return_node", *self._joined, workers, self._held()
+            self._known.epoch, MembershipService.return_node, *self._joined, workers, self._held()
         )
         if held is None:
             return False
@@ -402,13 +392,13 @@ class NodeAgent:
         """The actors that this process leases at the head, by object id, each as often as it does."""
         return [*self._holds, *(hold.id for hold in self._recipes.holds())]
 
-    async def _say(self, method: str, *args: Any) -> None:
+    async def _say(self, method: Report[*Ts], *args: *Ts) -> None:
         """Report something to the head, with the epoch that is known here. A head of a later one refuses that, so that
         this node knows its term from then on."""
         while True:
             epoch = self._known.epoch  # another report may raise it meanwhile
             try:
-                await self._process.head.ask_members(method, epoch, *args)
+                await self._process.head.ask(method, epoch, *args)
                 return
             except Deposed as error:
                 if error.known <= epoch:
@@ -416,19 +406,13 @@ class NodeAgent:
                 if error.known > self._known.epoch:
                     self._known.check(error.known)
 
-    def _report(self, method: str, *args: Any) -> None:
-        task = self._process.loop.create_task(self._tell_head(method, args))
+    def _report(self, method: Report[*Ts], *args: *Ts) -> None:
+        task = self._process.loop.create_task(self._tell_head(method, *args))
         self._reports[task] = None
         task.add_done_callback(self._reports.pop)
 
-    async def _tell_head(self, method: str, args: tuple[Any, ...]) -> None:
+    async def _tell_head(self, method: Report[*Ts], *args: *Ts) -> None:
         try:
             await self._say(method, *args)
         except ZcactorError as error:  # the head is gone, or has given us up, and has no use for the report
-            logger.debug("the head was not told of %s: %s", method, error)
-
-
-@functools.cache
-def member_interface() -> Interface:
-    """The interface of `NodeAgent`."""
-    return Interface.of(NodeAgent)
+            logger.debug("the head was not told of %s: %s", method.__name__, error)

@@ -14,6 +14,7 @@ from zcactor import ids
 from zcactor.control.scheduler import Ledger, Order
 from zcactor.errors import ConnectionLost, InsufficientResources
 from zcactor.machine import usable_cpus
+from zcactor.process.cluster import NodeService
 from zcactor.process.place import Place
 from zcactor.workers.worker_table import WorkerRecord, WorkerTable
 
@@ -94,7 +95,7 @@ class _RemoteWorker(WorkerRecord):
         if not self.ended.done():
             self.doomed = True
             self.cause = self.cause or cause
-            self._pool.tell("kill_worker", self.process, cause)
+            self._pool.tell(NodeService.kill_worker, self.process, cause)
 
 
 class RemotePool(WorkerTable):
@@ -125,7 +126,7 @@ class RemotePool(WorkerTable):
         if self._cause:
             self.loop.call_soon(self._end, record, self._cause)
             return record
-        self.tell("start_worker", record.process, label, dict(env), driver, shared)
+        self.tell(NodeService.start_worker, record.process, label, dict(env), driver, shared)
         return record
 
     def adopt(self, process: ProcessId, label: str, driver: ProcessId, *, shared: bool, pid: int) -> WorkerRecord:

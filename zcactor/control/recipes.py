@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 from zcactor import ids
 from zcactor.control.entries import actor_change, reserved_changes
-from zcactor.control.node_agent import member_interface
 from zcactor.control.recipe_shelf import HELD_NBYTES, nbytes_of_recipe
 from zcactor.errors import ConnectionLost, ObjectLost, ZcactorError
 from zcactor.logs import logger
 from zcactor.objects.locations import LostPart
-from zcactor.peers.head_link import AGENT_INDEX
+from zcactor.process.cluster import NodeService
 from zcactor.process.epochs import Deposed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.head_log import Change
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
     from zcactor.process.context import LocalProcess
 
 __all__ = ["HOLDERS", "Recipes", "is_at_hand", "lack"]
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 HOLDERS: Final = 2
 """Agents that hold a recipe: a cluster loses one host at a time."""
@@ -156,7 +158,7 @@ class Recipes:
             return actor.recipe
         for node in _holders(actor, self._nodes):
             try:
-                recipe: Packed | None = await self._order(node, "recipe", actor.recipe_key)
+                recipe = await self._order(node, NodeService.recipe, actor.recipe_key)
             except Deposed:
                 raise
             except ZcactorError as error:
@@ -184,7 +186,7 @@ class Recipes:
         for node in self._agents():
             keys = [actor.recipe_key for actor in self._held if node.process in actor.recipe_holders]
             try:
-                await self._order(node, "keep_recipes", [*keys, *self._placing])
+                await self._order(node, NodeService.keep_recipes, [*keys, *self._placing])
             except Deposed:
                 return
             except ZcactorError as error:
@@ -287,7 +289,7 @@ class Recipes:
 
     async def _give(self, node: NodeRecord, key: int, recipe: Packed) -> bool:
         try:
-            took: bool = await self._order(node, "hold_recipe", key, recipe)
+            took = await self._order(node, NodeService.hold_recipe, key, recipe)
         except ZcactorError as error:
             logger.warning("%s does not hold the class and arguments of an actor: %s", node.label, error)
             return False
@@ -299,7 +301,7 @@ class Recipes:
         for node in holders:
             try:
                 await self._recorder.noted()
-                await self._order(node, "drop_recipe", key)
+                await self._order(node, NodeService.drop_recipe, key)
             except ZcactorError as error:  # the agent has ended, or hears it from a later head
                 logger.debug("%s was not told to drop a recipe: %s", node.label, error)
 
@@ -322,7 +324,9 @@ class Recipes:
     def _agents(self) -> list[NodeRecord]:
         return [node for node in self._nodes.by_id.values() if node is not self._nodes.own]
 
-    async def _order(self, node: NodeRecord, method: str, *args: Any) -> Any:
+    async def _order(
+        self, node: NodeRecord, method: Callable[[Any, int, *Ts], Coroutine[Any, Any, R]], *args: *Ts
+    ) -> R:
         """Order something of a node's agent. Returns its answer.
 
         Raises:
@@ -337,9 +341,7 @@ class Recipes:
         if session is None:
             raise ConnectionLost(f"the connection to {node.label} has ended")
         try:
-            return await self._process.requests.ask_of(
-                session, AGENT_INDEX, member_interface(), method, (recorder.epoch, *args)
-            )
+            return await self._process.requests.ask_of(session, method, recorder.epoch, *args)
         except Deposed as error:
             recorder.depose(error.known)
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVarTuple
 
 from zcactor.control.head_log import MAX_CHANGES, MAX_NBYTES, Deposed, LogUnavailable, check_batch, nbytes_of
 from zcactor.errors import HeadUnavailable, RemoteError, remote_of
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["HeadRecorder"]
+
+Ts = TypeVarTuple("Ts")
 
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 1.0
 """Seconds between two attempts to record events, doubled from the first to the last."""
@@ -209,8 +211,10 @@ class HeadRecorder:
         if self._writing is None:
             self._writing = self._loop.create_task(self._write())  # it begins after this turn, whose batches it takes
 
-    async def order(self, requests: Asking, session: Session, method: str, *args: Any) -> Any:
-        """Order something of the system actor of the session's peer, with the epoch of this head as the last argument.
+    async def order(
+        self, requests: Asking, session: Session, method: Callable[[Any, *Ts, int], Any], *args: *Ts
+    ) -> Any:
+        """Order something of the session's peer, with the epoch of this head as the last argument.
         Returns the peer's answer.
 
         Raises:

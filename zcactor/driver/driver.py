@@ -40,6 +40,7 @@ from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
 from zcactor.options import check_can_be_sent
 from zcactor.process import context
+from zcactor.process.cluster import MembershipService
 from zcactor.process.epochs import Deposed
 from zcactor.process.head_outage import HeadGone
 from zcactor.standard import open_standard
@@ -277,7 +278,7 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
         process = Process(driver, "driver", config, loop, store, endpoint)
         process.sessions.head = agent_id
         process.locations.machine = own_machine(config, directory.path)
-        process.system.print_log = _print_log
+        process.news.print_log = _print_log
         try:
             await endpoint.start(process.connections.accepted)
             await _agent_is_ready(loop, control, agent, config.spawn_timeout)
@@ -355,18 +356,18 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool, pa
         process = Process(driver, "driver", config, loop, store, endpoint)
         process.sessions.head = head.process
         process.locations.machine = own_machine(config, directory.path)
-        process.system.print_log = _print_log
+        process.news.print_log = _print_log
         find_through(endpoint, process.places, process.head, head.address)
         process.head.identify = lambda place: identify(place, token, tls)
-        watch = HeadWatch(process, process.system.known)
-        process.system.on_heads = watch.told
+        watch = HeadWatch(process, process.news.known)
+        process.news.on_heads = watch.told
         hear_of_heads(endpoint, watch.summoned)
         context.set_current(process)  # the answers to the calls below are unpacked in it
         try:
             await endpoint.start(process.connections.accepted)
             machine = machine_of(directory.path)
             try:
-                joined = await process.head.ask_members("join_driver", address_of(endpoint), machine)
+                joined = await process.head.ask(MembershipService.join_driver, address_of(endpoint), machine)
             except (ConnectionLost, AuthenticationError) as error:  # AuthenticationError: another process listens there
                 if process.sessions.living(head.process) is not None:
                     raise
@@ -378,7 +379,7 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool, pa
         undo.pop_all()
     search_here(search_path())
     process.head.outage.joined(*joined)
-    process.system.on_head_ends = process.head.outage.give_up
+    process.news.on_head_ends = process.head.outage.give_up
     process.connections.on_lost = HeadSearch(process, machine).session_lost
     return JoinedRuntime(config, process, directory, address)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zcactor.peers.losses import silence_before
+from zcactor.process.cluster import MembershipService
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,7 +51,11 @@ class HeadSearch:
         handles."""
         process = self._process
         session, held = await process.head.rejoin(
-            process.system.known.epoch, "return_driver", process.address, self._machine, list(self._holds())
+            process.news.known.epoch,
+            MembershipService.return_driver,
+            process.address,
+            self._machine,
+            list(self._holds()),
         )
         holds = self._holds()
         for object_id in held:

@@ -17,8 +17,10 @@ from zcactor.errors import ZcactorError
 from zcactor.logs import logger
 from zcactor.peers.unretrieved_errors import ENDS
 from zcactor.process import context
+from zcactor.process.cluster import HeadService, MembershipService
 from zcactor.process.tasks import all_of
 from zcactor.rpc.messages import Status
+from zcactor.rpc.services import Services
 
 if TYPE_CHECKING:
     import socket
@@ -179,7 +181,7 @@ class Runtime(ABC):
         process = self.process
         try:
             async with asyncio.timeout(RESPONSE):
-                await process.requests.ask(await process.connections.connect(process.sessions.head), "ping")
+                await process.requests.ask(await process.connections.connect(process.sessions.head), Services.ping)
         except (TimeoutError, ZcactorError):
             return False
         return True
@@ -242,7 +244,7 @@ class EmbeddedRuntime(Runtime):
             self.process.tasks.start(asyncio.to_thread(self._last_resort.end))
 
     async def _end_actors(self, grace: float) -> None:
-        await self.process.head.ask_agent("shutdown", grace)
+        await self.process.head.ask(HeadService.shutdown, grace)
 
     def _give_up(self) -> None:
         logger.warning("the node agent, pid %d, does not end and is killed", self._agent.pid)
@@ -301,7 +303,7 @@ class JoinedRuntime(Runtime):
         return f"<zcactor cluster at {self._address}, head {self.node_id[:8]}>"
 
     async def _end_actors(self, grace: float) -> None:
-        await self.process.head.ask_members("leave_driver", grace)
+        await self.process.head.ask(MembershipService.leave_driver, grace)
 
     def _give_up(self) -> None:
         """Do nothing: the cluster's head notices that we are gone."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.api.future import ObjectRef
 from zcactor.api.passing import Awaited, FailedArgumentError, Unresolved
+from zcactor.errors import ProtocolError
 from zcactor.exception_pickling import text_of, type_name
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
@@ -25,6 +26,7 @@ from zcactor.process.context import call_deadline, current_host
 from zcactor.rpc.incoming import NO_ANSWER, Incoming
 from zcactor.rpc.leasing import collecting
 from zcactor.rpc.messages import Status
+from zcactor.rpc.services import SYSTEM_INDEX, current_call
 from zcactor.rpc.session import Session
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from zcactor.native import hot
     from zcactor.rpc.parts import Part
 
-__all__ = ["ActorRunner", "current_call", "send_back"]
+__all__ = ["ActorRunner", "send_back"]
 
 _GLANCE = 0.01
 """Seconds between two looks whether calls that go back have gone."""
@@ -76,10 +78,6 @@ def _packed(incoming: Incoming, marshaller: Marshaller) -> tuple[Any, Sequence[P
         return incoming.payload, incoming.parts, incoming.flags
     arguments = [ObjectRef(value.call) if type(value) is Unresolved else value for value in incoming.payload]
     return marshaller.pack_call(tuple(arguments), {}, incoming.session.connection.eager_limit)
-
-
-current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_current_call", default=None)
-"""The `Incoming` that a task of a system actor serves."""
 
 
 _NOWHERE: Any = SimpleNamespace(lanes={})
@@ -143,7 +141,7 @@ class ActorRunner:
         self._arguments = Arguments(process.marshaller, self.unblocked)
         self._drained: asyncio.Future[None] | None = None
         self._loop = process.loop
-        self._is_system = index <= process.last_system_index
+        self._is_system = index == SYSTEM_INDEX
         shared = options.get("process") == "shared"
         self.open_tasks = None if self._is_system else OpenTasks(self._loop, label, shared=shared)
         self._context = contextvars.copy_context()
@@ -157,17 +155,15 @@ class ActorRunner:
         self._mailboxes = {"": self._mailbox("", limit or 1, limit or process.config.max_concurrency_async)}
         for name, size in groups.items():
             self._mailboxes[name] = self._mailbox(name, size, size)
-        self._by_code: list[Mailbox] = []
         self._specs = self.interface.methods
         for spec in self._specs:
-            mailbox = self._mailboxes.get(spec.group)
-            if mailbox is None:
+            if spec.group not in self._mailboxes:
                 raise ValueError(
                     f"{spec.label} is in concurrency group {spec.group!r}, which its actor does not declare "
                     f"(declared: {', '.join(groups) or 'none'}); "
                     f"use @zc.actor(concurrency_groups={{{spec.group!r}: n}})"
                 )
-            self._by_code.append(mailbox)
+        self._by_code = [self._mailboxes[spec.group] for spec in self._specs]
 
     def _mailbox(self, name: str, sync_limit: int, async_limit: int) -> Mailbox:
         return Mailbox(
@@ -184,8 +180,10 @@ class ActorRunner:
     # ---------------------------------------------------------------- life
 
     def adopt(self, instance: Any) -> None:
-        """Use `instance`, which was made elsewhere."""
+        """Use `instance`, which was made elsewhere. The services of a process are adopted again with each method that
+        `zcactor.rpc.services.Services` adds to their interface."""
         self.instance = instance
+        self._by_code = [self._mailboxes[spec.group] for spec in self._specs]
         refusals = self.interface.refusals
         self._names = ["" if spec.code in refusals else spec.name for spec in self._specs]
         self._plain = self._when_open = [
@@ -323,7 +321,12 @@ class ActorRunner:
             return
         code = incoming.code
         if code >= len(self._names) or not self._names[code]:
-            unknown = AttributeError(f"{self.label} has no method number {code}")
+            unknown: Exception = AttributeError(f"{self.label} has no method number {code}")
+            if self._is_system:
+                unknown = ProtocolError(
+                    f"pid {self.process.place.pid} answers no service method {code}: it has another role than its peer "
+                    "takes it for, or another version of zcactor"
+                )
             self._answers.failure(incoming, self.interface.refusals.get(code, unknown))
             incoming.host = None
             return

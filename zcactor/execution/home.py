@@ -20,7 +20,6 @@ class Home(LocalProcess, Protocol):
 
     crew: Runner | None
     threads: Threads
-    last_system_index: int
     leaving: bool
     broken: BrokenParts
 
@@ -28,4 +27,4 @@ class Home(LocalProcess, Protocol):
 
     @property
     def requests(self) -> Requests:
-        """Calls to system actors of peers."""
+        """Requests to the services of peers."""

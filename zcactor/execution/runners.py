@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.execution.actor_runner import ActorRunner
 from zcactor.rpc.messages import Status
+from zcactor.rpc.services import SYSTEM_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Hosts"]
 
 _FIRST_ACTOR: Final = 2
-"""The first index of an actor that is not a system actor of every process."""
+"""The first index of an actor."""
 
 
 class Hosts:
@@ -32,7 +33,7 @@ class Hosts:
     def __init__(self, home: Home) -> None:
         self.by_index: dict[int, ActorRunner] = {}
         self.watchdog: Watchdog | None = None
-        """The watchdog; it begins to look when the first actor arrives that is not a system actor."""
+        """The watchdog; it begins to look when the first actor arrives."""
         self._home = home
         self._next = _FIRST_ACTOR
 
@@ -42,7 +43,7 @@ class Hosts:
     ) -> ActorRunner:  # fmt: skip
         """Add a runner for an actor; `ActorRunner.construct` or `adopt` gives it its instance."""
         host = self.by_index[index] = ActorRunner(self._home, index, actor_class, label, options or {}, info, interface)
-        if index > self._home.last_system_index and self.watchdog is not None:
+        if index != SYSTEM_INDEX and self.watchdog is not None:
             self.watchdog.start()
         return host
 
@@ -52,8 +53,8 @@ class Hosts:
         return self._next - 1
 
     def actors(self) -> list[ActorRunner]:
-        """The runners of the program's actors, without those of system actors."""
-        return [host for index, host in self.by_index.items() if index > self._home.last_system_index]
+        """The runners of the program's actors, without that of the services."""
+        return [host for index, host in self.by_index.items() if index != SYSTEM_INDEX]
 
     def call_received(self, incoming: Incoming) -> None:
         """See `zcactor.rpc.hub.Hub`."""

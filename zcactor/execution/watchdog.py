@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.interface import MethodKind
 from zcactor.logs import logger
+from zcactor.rpc.services import SYSTEM_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,23 +49,21 @@ class Watchdog:
     """The watchdog of the actors in one process.
 
     Args:
-        hosts: the runners by index; those up to `last_system_index` belong to system actors.
+        hosts: the runners by index.
         sessions: of the process.
         counters: of the process.
         tasks: of the process; their loop is watched.
-        last_system_index: of `hosts`.
         after: seconds before a warning, more than 0; see `zcactor.config.Config.warn_after`.
     """
 
     def __init__(
         self, hosts: Mapping[int, ActorRunner], sessions: Sessions, counters: hot.Counters, tasks: Tasks,
-        last_system_index: int, after: float,
+        after: float,
     ) -> None:  # fmt: skip
         self._hosts = hosts
         self._sessions = sessions
         self._counters = counters
         self._tasks = tasks
-        self._last_system_index = last_system_index
         self._after = after
         self._asked: float | None = None
         """The time when the loop was asked for a sign of life, while it has given none."""
@@ -106,12 +105,12 @@ class Watchdog:
             self._asked = None if self._asked is None else now
             self._waiting.clear()
         self._looked = now
-        hosts = [host for index, host in list(self._hosts.items()) if index > self._last_system_index]
+        hosts = [host for index, host in list(self._hosts.items()) if index != SYSTEM_INDEX]
         calls = [
             incoming
             for session in list(self._sessions.all())
             for incoming in list(islice(session.incoming.values(), _CALLS))
-            if incoming.host is not None and incoming.actor > self._last_system_index
+            if incoming.host is not None and incoming.actor != SYSTEM_INDEX
         ]
         if self._asked is not None:
             if now - self._asked >= self._after:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from numpy import ndarray
 
 from zcactor.api.future import ObjectRef, packed_result
 from zcactor.api.handle import ActorHandle
+from zcactor.graphs.service import GraphService
 from zcactor.graphs.share import Duty, Share
 from zcactor.graphs.values import Outcome
 from zcactor.marshal.packed import Packed
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Graphs"]
 
+Ts = TypeVarTuple("Ts")
 
-class Graphs:
+
+class Graphs(GraphService):
     """The graphs of one process. Used on the loop's thread.
 
     Args:
@@ -47,23 +50,7 @@ class Graphs:
         self, key: bytes, founder: bytes, steps: Sequence[Sequence[Any]], targets: Mapping[str, Sequence[bytes]],
         peers: Sequence[tuple[bytes, str]], order: Sequence[bytes], spin_us: float,
     ) -> None:  # fmt: skip
-        """Make this process's share of a graph, and connect to the processes behind it in `order`, which do the same.
-
-        Args:
-            key: names the graph.
-            founder: the process that runs it.
-            steps: the fields of a `zcactor.graphs.share.Duty` each, with the actor's number here and its id in the
-                place of the runner.
-            targets: the processes that take the value of each node made here, by the node's number.
-            peers: the processes that exchange values with this one, with their names.
-            order: all processes of the graph.
-            spin_us: microseconds for which the loop stays awake after a message.
-
-        Raises:
-            Misplaced: an actor is not in this process, or another process is not reached.
-            AttributeError, TypeError: its class there has not the method that the founder's has.
-            BaseException: the error of unpickling a constant, or of a reference among the constants.
-        """
+        """See `GraphService`."""
         own = self.process.process
         duties = []
         for number, place, actor_id, code, label, args, kwargs, needs in steps:
@@ -108,11 +95,7 @@ class Graphs:
         return Packed(*packed_result(value._call)) if packed is None else packed
 
     async def start(self, key: bytes) -> list[tuple[bytes, str]]:
-        """The transports to the processes that exchange values with this one, once all are connected.
-
-        Raises:
-            Misplaced: the graph was given up, or another process is not reached.
-        """
+        """See `GraphService`."""
         share = self._shares.get(key)
         if share is None:
             raise Misplaced("the graph was given up")
@@ -122,23 +105,19 @@ class Graphs:
         return [(self.process.process, "same process"), *kinds]
 
     def failed(self, key: bytes, number: int, run: int, packed: Packed) -> None:
-        """Take the failure of a node in a run.
-
-        Raises:
-            ProtocolError: this process takes no value of that node, or has got it.
-        """
+        """See `GraphService`."""
         share = self._shares.get(key)
         if share is not None:
             share.failed(number, run, Outcome(packed.status, packed.payload, packed.parts, packed.flags))
 
     def cancel(self, key: bytes, run: int) -> None:
-        """Stop what runs for a run that nobody waits for."""
+        """See `GraphService`."""
         share = self._shares.get(key)
         if share is not None:
             share.cancel(run)
 
     def forget(self, key: bytes) -> None:
-        """Forget a graph. Idempotent."""
+        """See `GraphService`."""
         share = self._shares.pop(key, None)
         if share is not None:
             self.process.pushes.expectations.takers.pop(share.word, None)
@@ -153,19 +132,14 @@ class Graphs:
 
     # ---------------------------------------------------------------- from shares
 
-    def here(self, method: str, key: bytes, *args: Any) -> None:
-        """Take a message of this process's own share for the founder."""
-        take: Any = self.noted if method == "graph_noted" else self.broken
-        take(key, *args)
-
     def noted(self, key: bytes, number: int, nbytes: int) -> None:
-        """Take note of the bytes of a node's value."""
+        """See `GraphService`."""
         runs = self._founded.get(key)
         if runs is not None:
             runs.sizes[number] = max(nbytes, runs.sizes.get(number, 0))
 
     def broken(self, key: bytes, label: str, cause: str, died: bool) -> None:
-        """Take the news that a graph has lost an actor, or messages."""
+        """See `GraphService`."""
         runs = self._founded.get(key)
         if runs is not None:
             runs.broke(label, cause, died=died)
@@ -189,15 +163,15 @@ class Graphs:
     def forget_everywhere(self, key: bytes, processes: Sequence[bytes]) -> None:
         """Have all processes of a graph forget it."""
         self._founded.pop(key, None)
-        self._tell(processes, "graph_forget", key)
+        self._tell(processes, GraphService.forget, key)
         self.forget(key)
 
     def cancel_everywhere(self, key: bytes, processes: Sequence[bytes], run: int) -> None:
         """Have all processes of a graph stop a run."""
-        self._tell(processes, "graph_cancel", key, run)
+        self._tell(processes, GraphService.cancel, key, run)
         self.cancel(key, run)
 
-    def _tell(self, processes: Sequence[bytes], method: str, *args: Any) -> None:
+    def _tell(self, processes: Sequence[bytes], method: Callable[[Any, *Ts], None], *args: *Ts) -> None:
         for process in processes:
             session = self.process.sessions.used.get(process)
             if process != self.process.process and session is not None and session.closed is None:

@@ -25,6 +25,7 @@ from zcactor.errors import (
 )
 from zcactor.exception_pickling import bare, text_of
 from zcactor.graphs.layout import RUN_BITS, GraphLayout, NodeSlot, tasks_of
+from zcactor.graphs.service import GraphService
 from zcactor.graphs.share import KEY_NBYTES
 from zcactor.graphs.values import PLAIN, Outcome
 from zcactor.marshal.move import Move
@@ -176,7 +177,7 @@ class Runs:
         places = {step.number: seat for step, seat in zip(self.layout.steps, seats, strict=True)}
         order = list(tasks)
         sessions = [await process.connections.connect(each) for each in order]
-        asked = []
+        asked: list[tuple[Session, Any]] = []
         arguments = self._arguments or {}
         for place, session in zip(order, sessions, strict=True):
             task = tasks[place]
@@ -188,21 +189,18 @@ class Runs:
                 for step in task.steps
             ]  # fmt: skip
             targets = {str(number): list(to) for number, to in task.targets.items()}
-            asked.append((session, [key, founder, steps, targets, [[*each] for each in task.peers.items()], order]))
+            asked.append((session, (key, founder, steps, targets, [*task.peers.items()], order, self.spin_us)))
         self.seats, self._number = seats, 0
-        share = self.graphs.prepare(self, key)
+        share, ask = self.graphs.prepare(self, key), self.process.requests.ask
         try:
-            await all_of([self._ask(session, "graph_join", *fields, self.spin_us) for session, fields in asked])
-            paths = await all_of([self._ask(session, "graph_start", key) for session in sessions])
+            await all_of([ask(session, GraphService.join, *fields) for session, fields in asked])
+            paths = await all_of([ask(session, GraphService.start, key) for session in sessions])
         except BaseException:
             self.graphs.forget_everywhere(key, order)
             raise
         self.share = share()
         self.paths = {(place, peer): kind for place, found in zip(order, paths, strict=True) for peer, kind in found}
         self.processes = order
-
-    async def _ask(self, session: Session, method: str, *args: Any) -> Any:
-        return await self.process.requests.ask(session, method, *args)
 
     def forget(self) -> None:
         """Have all processes forget the graph. Idempotent."""

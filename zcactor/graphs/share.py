@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVarTuple
 
 from numpy import ndarray
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.graphs.layout import RUN_BITS
+from zcactor.graphs.service import GraphService
 from zcactor.graphs.values import PLAIN, Courier, Outcome, argument
 from zcactor.marshal.packed import Packed
 from zcactor.rpc.incoming import Incoming
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["KEY_NBYTES", "Duty", "Share"]
+
+Ts = TypeVarTuple("Ts")
 
 KEY_NBYTES: Final = 16
 """Random bytes that name a graph. Frames name it by the first 8."""
@@ -315,7 +318,7 @@ class Share:
         self.open.pop(key, None)
         if type(value) is ndarray and value.nbytes > self._duties[number].nbytes:
             self._duties[number].nbytes = value.nbytes
-            self._on_loop(partial(self.tell_founder, "graph_noted", number, value.nbytes))
+            self._on_loop(partial(self._tell_founder, GraphService.noted, self.key, number, value.nbytes))
         return True
 
     def answered_otherwise(self, incoming: Incoming, outcome: Outcome) -> None:
@@ -344,7 +347,7 @@ class Share:
             session = self.process.sessions.used.get(target)
             if session is not None and session.closed is None:
                 packed = Packed(outcome.payload, outcome.parts, outcome.flags, outcome.status)
-                self.process.requests.send(session, "graph_failed", (self.key, number, run, packed))
+                self.process.requests.send(session, GraphService.failed, (self.key, number, run, packed))
 
     def failed(self, number: int, run: int, outcome: Outcome) -> None:
         """Take the failure of a node. Raises as `arrived`."""
@@ -360,19 +363,18 @@ class Share:
                 incoming.cancelled = True
                 incoming.host.cancel(incoming)
 
-    def tell_founder(self, method: str, *args: Any) -> None:
-        """Send the founder a message about this graph."""
+    def _tell_founder(self, method: Callable[[Any, *Ts], None], *args: *Ts) -> None:
         session = self.process.sessions.used.get(self.founder)
         if self.founder == self.process.process:
-            self.process.graphs().here(method, self.key, *args)
+            getattr(self.process.graphs(), method.__name__)(*args)
         elif session is not None and session.closed is None:
-            self.process.requests.send(session, method, (self.key, *args))
+            self.process.requests.send(session, method, args)
 
     def tell_broken(self, label: str, cause: str, *, died: bool) -> None:
         """Tell the founder that the graph has lost an actor, or messages."""
         if not self.broken:
             self.broken = True
-            self.tell_founder("graph_broken", label, cause, died)
+            self._tell_founder(GraphService.broken, self.key, label, cause, died)
 
     def fail(self, error: Exception) -> None:
         """Break the graph by a method that could not be answered. Any thread may call this."""

@@ -324,9 +324,7 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], float]:
 
     import zcactor.api.inspection  # noqa: F401
     from zcactor.assembly.endpoints import preload
-    from zcactor.assembly.system import system_interface
     from zcactor.config import Config
-    from zcactor.control.head import agent_interface
     from zcactor.machine import usable_cpus
     from zcactor.marshal.importable import search_here
     from zcactor.node.numeric_threads import loaded_libraries
@@ -337,8 +335,6 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], float]:
     inherited_groups()
     usable_cpus()
     loaded_libraries()
-    system_interface()
-    agent_interface()
     preload(setup["config"]["transports"], clustered=setup["clustered"])
     search_here(sys.path)
     return become_worker

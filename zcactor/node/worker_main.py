@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from zcactor.api.actor import declared_options
@@ -20,32 +20,33 @@ from zcactor.assembly.fork_guard import watch_forks
 from zcactor.assembly.process import Process
 from zcactor.buggify import dawdle
 from zcactor.config import Config
-from zcactor.control.head import agent_interface
-from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
-from zcactor.execution.actor_runner import current_call
 from zcactor.execution.closing import OF_AN_END
 from zcactor.execution.open_tasks import leave_to_its_task, watch_generators, watch_tasks
+from zcactor.ids import ProcessId
 from zcactor.interface import Interface, shown
 from zcactor.logs import logger
 from zcactor.node.numeric_threads import follow_cpus, follow_environment, read_too_early
 from zcactor.objectstore.store import Store
-from zcactor.peers.head_link import AGENT_INDEX
 from zcactor.process import context
+from zcactor.process.cluster import HeadNews, OwnNodeService, WorkerService
 from zcactor.process.loops import new_event_loop
 from zcactor.rpc.messages import Flags
+from zcactor.rpc.services import SYSTEM_INDEX, Services, caller, current_call
 from zcactor.workers.exits import begin_to_flush
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Coroutine
 
     from zcactor.errors import DeviceError
-    from zcactor.ids import ActorId, ProcessId
+    from zcactor.ids import ActorId
     from zcactor.marshal.packed import Packed
     from zcactor.rpc.session import Session
 
 __all__ = ["ActorIdentity", "Worker", "become_worker", "flush_output", "serve"]
+
+Ts = TypeVarTuple("Ts")
 
 _FIRST_LOOK, _LAST_LOOK = 0.1, 1.0
 """Seconds between two looks whether a process without an actor is needed: callers are told where the actor is now, and
@@ -64,7 +65,7 @@ class ActorIdentity:
         self.restarts = restarts
 
 
-class Worker:
+class Worker(WorkerService):
     """The part of a worker process beside `Process`: makes and ends actors at the word of the agent or a spawner."""
 
     def __init__(self, process: Process, node: str) -> None:
@@ -74,26 +75,19 @@ class Worker:
         """Whether it is a process of its own, whose environment is the actor's."""
         self.done: asyncio.Future[float] = process.loop.create_future()
         """The time (`time.monotonic`) at which the process is to have ended, once it is to end."""
-        self._news: list[tuple[Any, ...]] = []
+        self._news: list[tuple[ActorId, str, bytes, int, str]] = []
         """The places of the actors that have lived here, in the form that peers take."""
         self._telling: asyncio.Task[None] | None = None
         self._vacated = False
         """Whether the head has no actor here, and sends none."""
 
     async def create(
-        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any],
-        interface: bytes, recipe: Packed,
+        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], interface: bytes,
+        recipe: Packed, epoch: int | None,
     ) -> None:  # fmt: skip
-        """Make the actor for which the agent has reserved `index`.
-
-        Args:
-            index, actor_id, object_id, restarts, options, recipe: see `zcactor.control.actor_record.ActorRecord`.
-            interface: the result of `Interface.wire` in the actor's spawner. Its callers have no other.
-
-        Raises:
-            TypeError: the constructor takes other arguments here than in the spawner.
-            Exception: the exception of the constructor.
-        """
+        """See `WorkerService`."""
+        if epoch is not None:
+            self.process.news.known.check(epoch)
         process = self.process
         parts = recipe.parts
         if options.get("max_restarts"):  # another life must find the spawner's arguments as they were passed
@@ -130,8 +124,9 @@ class Worker:
                 asked.blamed = label
             raise
 
-    async def stop(self, index: int, seconds: float) -> None:
-        """Run the queued calls, close the actor, forget it. Peers have `seconds` to receive its last answers."""
+    async def stop(self, index: int, seconds: float, epoch: int) -> None:
+        """See `WorkerService`."""
+        self.process.news.known.check(epoch)
         host = self.process.hosts.by_index.get(index)
         if host is not None:
             await host.stop(seconds)
@@ -140,9 +135,9 @@ class Worker:
             self.process.graphs.actor_ended(host.info.actor_id, "it was stopped")
         flush_output()
 
-    async def vacate(self, index: int, patience: float) -> bool:
-        """Run the queued calls and close the actor, which goes on elsewhere; later calls go back to their callers. See
-        `zcactor.execution.actor_runner.ActorRunner.vacate`."""
+    async def vacate(self, index: int, patience: float, epoch: int) -> bool:
+        """See `WorkerService`."""
+        self.process.news.known.check(epoch)
         host = self.process.hosts.by_index.get(index)
         if host is None or host.instance is None or not await host.vacate(patience):
             return False
@@ -151,23 +146,15 @@ class Worker:
         flush_output()
         return True
 
-    async def readmit(self, index: int, session: Session) -> None:
-        """Have an actor that has not moved take calls of a caller again; see
-        `zcactor.execution.actor_runner.ActorRunner.readmit`."""
+    async def readmit(self, index: int) -> None:
+        """See `WorkerService`."""
         host = self.process.hosts.by_index.get(index)
         if host is not None:
-            await host.readmit(session)
+            await host.readmit(caller())
 
-    async def moved(self, index: int, place: ProcessId, there: int, last: bool) -> None:
-        """Tell all peers the place of an actor that has lived here, and end this process, after the last one, when no
-        peer needs it.
-
-        Args:
-            index: the actor's number here.
-            place: its process now.
-            there: its number there.
-            last: whether the head has no other actor here, and sends none. One that it sends may not have come yet.
-        """
+    async def moved(self, index: int, place: ProcessId, there: int, last: bool, epoch: int) -> None:
+        """See `WorkerService`."""
+        self.process.news.known.check(epoch)
         self._vacated = self._vacated or last
         host = self.process.hosts.by_index[index]
         self._news.append((host.info.actor_id, "alive", place, there, "it has moved to another node"))
@@ -201,32 +188,33 @@ class Worker:
             begin_to_flush()
         await self.process.succession.hand_over(until - time.monotonic())
 
-    async def _tell(self, session: Session, news: list[tuple[Any, ...]]) -> None:
+    async def _tell(self, session: Session, news: list[tuple[ActorId, str, bytes, int, str]]) -> None:
+        known = self.process.news.known
         with contextlib.suppress(ZcactorError):  # the peer has ended
-            for each in news:
+            for change in news:
                 if session.is_replaced:  # its twin brings the news: the peer may not read this one any more
                     break
-                await self.process.requests.ask(session, "actor_changed", *each, self.process.system.known.epoch)
-            await self.process.requests.ask(session, "ping")  # another thread of the peer was about to send
+                await self.process.requests.ask(session, HeadNews.actor_changed, *change, known.epoch)
+            await self.process.requests.ask(session, Services.ping)  # another thread of the peer was about to send
 
-    async def discard(self, index: int) -> None:
-        """End an actor at once (one of several in a shared process)."""
+    async def discard(self, index: int, epoch: int) -> None:
+        """See `WorkerService`."""
+        self.process.news.known.check(epoch)
         host = self.process.hosts.by_index.pop(index, None)
         if host is not None:
             host.close()
             self.process.groups.actor_ended(host.info.actor_id, "it was ended")
             self.process.graphs.actor_ended(host.info.actor_id, "it was ended")
 
-    async def discard_others(self, indices: Collection[int]) -> None:
-        """End the actors at once that are at no index of `indices`: the head of before has ended them, and was killed
-        before it could say so."""
+    async def discard_others(self, indices: list[int], epoch: int) -> None:
+        """See `WorkerService`."""
+        self.process.news.known.check(epoch)
         for index in list(self.process.hosts.by_index):
-            if index > self.process.last_system_index and index not in indices:
-                await self.discard(index)
+            if index != SYSTEM_INDEX and index not in indices:
+                await self.discard(index, epoch)
 
     async def leave(self, grace: float) -> None:
-        """End the process: idle actors are closed first, and values are handed to their holders, within `grace`
-        seconds."""
+        """See `WorkerService`."""
         until = time.monotonic() + grace
         self.process.unretrieved_errors.close()
         self.process.leaving = True
@@ -254,7 +242,7 @@ class Worker:
 
     async def _report_broken(self, cause: str) -> None:
         try:
-            await self._ask_agent("worker_broken", cause)
+            await self._ask_agent(OwnNodeService.worker_broken, cause)
         except ConnectionLost:
             self.finish()
 
@@ -270,14 +258,12 @@ class Worker:
             ConnectionLost: the agent is gone.
         """
         await dawdle("worker ready")
-        await self._ask_agent("worker_ready", self.process.process, self.process.place.pid, address)
+        own, pid = ProcessId(self.process.process), self.process.place.pid
+        await self._ask_agent(OwnNodeService.worker_ready, own, pid, address)
 
-    async def _ask_agent(self, method: str, *args: Any) -> None:
-        process = self.process
-        node = bytes.fromhex(self.node)
-        interface = agent_interface() if node == process.sessions.head else member_interface()
-        session = await process.connections.connect(node)
-        await process.requests.ask_of(session, AGENT_INDEX, interface, method, args)
+    async def _ask_agent(self, method: Callable[[Any, *Ts], Coroutine[Any, Any, None]], *args: *Ts) -> None:
+        session = await self.process.connections.connect(bytes.fromhex(self.node))
+        await self.process.requests.ask_of(session, method, *args)
 
     def finish(self, until: float | None = None) -> None:
         """End the process, at `until` (`time.monotonic`) at the latest; None gives it the time of an end."""
@@ -382,7 +368,7 @@ async def serve(process: Process, node: str, *, alone: bool = False) -> float:
     """
     worker = Worker(process, node)
     worker.alone = alone
-    process.system.worker = worker
+    process.serve(worker)
     process.broken.on_broken = worker.gpu_broke
     process.broken.give_up = worker.give_up
     process.sessions.node = bytes.fromhex(node)

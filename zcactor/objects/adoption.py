@@ -26,8 +26,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakValueDictionary, ref
 
+from zcactor.api.passing import OwnRef, known_here
 from zcactor.buggify import dawdle
-from zcactor.errors import ZcactorError
+from zcactor.errors import ObjectLost, ZcactorError
 from zcactor.logs import logger
 from zcactor.native import hot
 from zcactor.objects.locations import LostPart
@@ -35,6 +36,7 @@ from zcactor.objectstore.bulk_copy import copy_in_bulk
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
+from zcactor.rpc.services import caller, remote
 from zcactor.transport.mapping import Window
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.store import Block, Store
     from zcactor.peers.connections import Connections
     from zcactor.peers.requests import Requests
+    from zcactor.process.sessions import Sessions
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
     from zcactor.transport.mapping import ArenaFile
@@ -100,7 +103,9 @@ class Adoptions:
     """The objects that one process has adopted. Used on the loop's thread.
 
     Args:
+        pid: of the process.
         tasks: the tasks of the process.
+        sessions: with its peers.
         connections: connect to processes whose objects are held here.
         requests: report the held objects to them.
         store: the store for copies.
@@ -109,12 +114,14 @@ class Adoptions:
     """
 
     def __init__(
-        self, tasks: Tasks, connections: Connections, requests: Requests, store: Store, copies: CopyCounter,
-        locations: Locations,
+        self, pid: int, tasks: Tasks, sessions: Sessions, connections: Connections, requests: Requests, store: Store,
+        copies: CopyCounter, locations: Locations,
     ) -> None:  # fmt: skip
         self.count = 0
         """Number of objects that were ever adopted."""
+        self._pid = pid
         self._tasks = tasks
+        self._sessions = sessions
         self._connections = connections
         self._requests = requests
         self._store = store
@@ -132,6 +139,57 @@ class Adoptions:
         self._out_of_room = False
         self._made: WeakValueDictionary[_Key, Block] = WeakValueDictionary()
         self._coming: dict[_Key, asyncio.Task[Block]] = {}
+
+    @remote(2)
+    async def hold(self, ended: list[int], held: list[int]) -> None:
+        """Note the objects of ours that the caller still holds of those leased by connections which have ended at its
+        side.
+
+        Args:
+            ended: the caller's numbers of those connections.
+            held: ids of the objects that it holds; it holds no others.
+        """
+        session = caller()
+        for other in list(self._sessions.all()):
+            hello = other.peer_hello
+            if other.peer_process == session.peer_process and hello is not None and hello.session in ended:
+                other.connection.abort()  # its end was not noticed here yet; the objects leased by it are parked then
+                await other.connection.aclose()
+        reader = session.connection.reader
+        if reader is not None:
+            self._store.parking.hold(reader, [(session.peer_process, number) for number in ended], set(held))
+
+    @remote(3)
+    async def lend(self, pin: int, kind: int, offset: int, nbytes: int) -> tuple[int, int]:
+        """Adopt an object that we passed on to the caller, who cannot lease it from its owner, and lease it to the
+        caller. Returns its id here, and the offset of its bytes in our arena.
+
+        Args:
+            pin: the pin by which we keep it for the caller.
+            kind: a `RegionKind`.
+            offset: of the bytes in the owner's arena.
+            nbytes: the number of wanted bytes.
+
+        Raises:
+            ObjectLost: only the object's name is left here, or the caller has not been given the object.
+            OutOfMemory: this process has no room for the object.
+        """
+        session = caller()
+        holder = session.leases.get(pin) if pin >> 63 else None
+        own: OwnRef | Block
+        if kind == RegionKind.REF and (call := known_here(holder)) is not None:
+            own, place = OwnRef(call), 0
+        elif isinstance(holder, Lease | RemoteLease) and kind <= RegionKind.MOVED:
+            low = offset - holder.offset
+            if low < 0 or low + nbytes > holder.nbytes:
+                raise ObjectLost(f"bytes {low} to {low + nbytes} of an object of {holder.nbytes} bytes")
+            own, first = await self.adopt(holder, kind)
+            place = first + low
+        else:
+            raise ObjectLost(f"pid {self._pid} has no value under that name")
+        with session.lock:
+            _, object_id, _ = own.grant(session)
+        return object_id, place
 
     def left(self, session: Session, another: Session | None) -> None:
         """Note the end of a connection. Nothing more is mapped by it. Objects leased from its peer are adopted as soon
@@ -188,7 +246,7 @@ class Adoptions:
         held = {lease.id for files in outlived.values() for each in files for lease in _leases_of(each())}
         await dawdle("hold")
         try:
-            await self._requests.ask(session, "hold", ended, sorted(held))
+            await self._requests.ask(session, Adoptions.hold, ended, sorted(held))
         except ZcactorError:  # lost again: the next connection reports
             return
         for number in done:

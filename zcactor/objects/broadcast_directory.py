@@ -7,14 +7,16 @@ import time
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
+from zcactor.errors import ObjectLost
 from zcactor.objects.broadcast import OWNER, Copy, Spread
+from zcactor.rpc.services import caller, remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zcactor.objectstore.store import Block
+    from zcactor.objectstore.store import Block, Store
 
-__all__ = ["MAX_VIEWS", "MAX_WAITING", "PATIENCE", "BroadcastDirectory"]
+__all__ = ["MAX_VIEWS", "MAX_WAITING", "PATIENCE", "BroadcastDirectory", "BroadcastService"]
 
 MAX_VIEWS: Final = 64
 """Different stretches of one object that are tracked; further stretches are pulled from the owner."""
@@ -157,3 +159,46 @@ class BroadcastDirectory:
             for stretches in list(self._asked.values()):
                 for asked in stretches.values():
                     asked.drop(process)
+
+
+class BroadcastService:
+    """The questions of readers, about objects of a store.
+
+    Args:
+        pid: of the process.
+        store: of the process.
+        directory: the answers.
+    """
+
+    def __init__(self, pid: int, store: Store, directory: BroadcastDirectory) -> None:
+        self._pid = pid
+        self._store = store
+        self._directory = directory
+
+    @remote(6)
+    async def source(
+        self, object_id: int, offset: int, nbytes: int, machine: str, failed: bytes, authenticate: int
+    ) -> tuple[bytes, int, int]:
+        """The source of an object's bytes for the caller, who holds a lease on it: a process, and the id and the offset
+        of the copy there; an empty process id stands for this process. See `BroadcastDirectory.source`.
+
+        Raises:
+            ObjectLost: the object is gone.
+        """
+        block = self._store.lookup(object_id)
+        if block is None:
+            raise ObjectLost(f"object {object_id:x} is no longer held by its owner, pid {self._pid}")
+        reader = caller().peer_process
+        return (await self._directory.source(reader, block, offset, nbytes, machine, failed, authenticate))[:3]
+
+    @remote(7)
+    async def located(
+        self, object_id: int, offset: int, nbytes: int, copy_id: int, copy_offset: int, machine: str, failed: bytes,
+        authenticate: int,
+    ) -> None:  # fmt: skip
+        """Note the end of the caller's transfer of an object of ours, and the id of its copy; 0 where it has none."""
+        block = self._store.lookup(object_id)
+        if block is not None:
+            reader = caller().peer_process
+            copy = Copy(reader, copy_id, copy_offset, machine) if copy_id else None
+            self._directory.ended(reader, block, offset, nbytes, copy, failed, authenticate)

@@ -19,6 +19,7 @@ from zcactor.exception_pickling import bare
 from zcactor.objects.device_card import Momentary, prove, registered
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.device_waiting import until_done
+from zcactor.rpc.services import caller, remote
 from zcactor.transport.base import RemoteRegion
 
 if TYPE_CHECKING:
@@ -90,22 +91,23 @@ class DirectReads:
 
     # ---- the owner
 
-    async def keys(self, session: Session, object_id: int, offset: int, nbytes: int) -> tuple[int, ...] | str:
-        """Let the peer's card read bytes of an object in our GPU memory, once they are computed.
+    @remote(14)
+    async def keys(self, object_id: int, offset: int, nbytes: int) -> tuple[int, ...] | str:
+        """Let the caller's card read bytes of an object in our GPU memory, once they are computed.
 
         Args:
-            session: the session with the peer, which has a lease on the object.
-            object_id: id of the object.
+            object_id: id of the object, on which the caller has a lease.
             offset: the place of the bytes among our extents.
             nbytes: their number.
 
         Returns:
             Place and bytes of the extent, the number by which its region names its first byte, its rkey, and the
-            object's seal; or the reason why the peer cannot read it.
+            object's seal; or the reason why the caller cannot read it.
 
         Raises:
-            ObjectLost: the peer has no lease on such an object, or it is never computed.
+            ObjectLost: the caller has no lease on such an object, or it is never computed.
         """
+        session = caller()
         block = DevicePieces.leased(session, object_id, offset, nbytes)
         await until_done(block.work.writes())
         reading = session.connection.gpu_reading
@@ -200,7 +202,7 @@ class DirectReads:
         from zcactor.device.memory import DeviceBlock
 
         reading, nbytes = session.connection.gpu_reading, lease.nbytes
-        answer = await self._requests.ask(session, "device_keys", lease.id, lease.offset, nbytes)
+        answer = await self._requests.ask(session, DirectReads.keys, lease.id, lease.offset, nbytes)
         if isinstance(answer, str):
             return answer
         source, rkey, seal = _checked(answer, lease)

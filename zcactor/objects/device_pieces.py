@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from zcactor.errors import ConnectionLost, NotInitialized, ObjectLost, ProtocolError, ZcactorError
 from zcactor.exception_pickling import bare
@@ -20,9 +20,10 @@ from zcactor.objects.device_waiting import copied, until_done
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import Region, RegionKind
+from zcactor.rpc.services import caller, remote
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from zcactor.device.lease import DeviceLease
     from zcactor.device.memory import DeviceBlock, GpuMemory
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DevicePieces"]
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
 
 class DevicePieces:
     """The copies that a process makes, and those that its peers make of its arrays. Used on the loop's thread.
@@ -49,16 +53,19 @@ class DevicePieces:
         requests: ask owners for pieces.
         locations: bring pieces that cannot be mapped.
         store: the store of this process.
+        copies: counts copies; transfers from other hosts are no copies.
     """
 
     def __init__(
-        self, process: bytes, tasks: Tasks, requests: Requests, locations: Locations, store: Store
+        self, process: bytes, tasks: Tasks, requests: Requests, locations: Locations, store: Store,
+        copies: CopyCounter,
     ) -> None:  # fmt: skip
         self._process = process
         self._tasks = tasks
         self._requests = requests
         self._locations = locations
         self._store = store
+        self._copies = copies
         self._streams: dict[int, Any] = {}
         self._staging: tuple[Staging, Staging] | None = None
         self._closed = False
@@ -115,52 +122,49 @@ class DevicePieces:
             raise ObjectLost(f"no object {object_id:x} in GPU memory with these bytes is leased to the process")
         return block  # type: ignore[no-any-return]
 
-    async def computed(self, session: Session, object_id: int) -> None:
-        """Return when an object of ours is computed.
-
-        Args:
-            session: the session with the peer, which has a lease on the object.
-            object_id: id of the object.
+    @remote(13)
+    async def computed(self, object_id: int) -> None:
+        """Return when an object of ours is computed, on which the caller has a lease.
 
         Raises:
-            ObjectLost: the peer has no lease on such an object, or it is never computed.
+            ObjectLost: the caller has no lease on such an object, or it is never computed.
             DeviceError: the GPU's context is broken.
         """
+        session = caller()
         block: Any = session.leases.get(object_id)
         await until_done(self.leased(session, object_id, getattr(block, "offset", 0), 0).work.writes())
 
-    async def stage(
-        self, session: Session, object_id: int, offset: int, nbytes: int, begins: bool, copies: CopyCounter
-    ) -> tuple[int, int]:
-        """Copy a piece of an object in our GPU memory to the store, and lease it to a peer that cannot map that memory.
+    @remote(12)
+    async def stage(self, object_id: int, offset: int, nbytes: int, begins: bool) -> tuple[int, int]:
+        """Copy a piece of an object in our GPU memory to the store, and lease it to the caller, which cannot map that
+        memory.
 
         Args:
-            session: the session with the peer, which has a lease on the object.
-            object_id: id of the object.
+            object_id: id of the object, on which the caller has a lease.
             offset: the place of the bytes among our extents.
             nbytes: their number.
-            begins: whether it is the first piece that the peer asks for.
-            copies: counts the copy.
+            begins: whether it is the first piece that the caller asks for.
 
         Returns:
             The id of the piece, and its offset in our arena.
 
         Raises:
-            ObjectLost: the peer has no lease on such an object, or it is never computed.
-            ProtocolError: the peer asks for more than a piece.
+            ObjectLost: the caller has no lease on such an object, or it is never computed.
+            ProtocolError: the caller asks for more than a piece.
             OutOfMemory: the store has no room for a piece.
             ConnectionLost: the peer has ended.
             DeviceError: the driver refuses.
         """
         from zcactor.device.staging import PIECE_NBYTES
 
+        session = caller()
         block = self.leased(session, object_id, offset, nbytes)
         if nbytes > PIECE_NBYTES:
             raise ProtocolError(f"a piece of {nbytes} bytes is asked for, and one has at most {PIECE_NBYTES}")
         await until_done(block.work.writes())  # before it takes a piece, which others need meanwhile
         piece = await self._host()[0].take(nbytes)
         await self._copied(block.gpu, piece.address, block.address + offset - block.offset, nbytes, (block, piece))
-        copies.count(THROUGH_HOST, nbytes, begins=begins)
+        self._copies.count(THROUGH_HOST, nbytes, begins=begins)
         piece.sealed = True
         with session.lock:
             if session.closed is not None and not session.is_replaced:  # nobody would give the lease back
@@ -168,32 +172,31 @@ class DevicePieces:
             _, piece_id, _ = piece.grant(session)
         return piece_id, piece.offset
 
-    async def whole(self, session: Session, object_id: int, offset: int, nbytes: int, copies: CopyCounter) -> Any:
-        """Copy bytes of an object in our GPU memory to the store, for a peer that sees no GPU, and maps our store.
+    @remote(11)
+    async def whole(self, object_id: int, offset: int, nbytes: int) -> Any:
+        """Copy bytes of an object in our GPU memory to the store, for a caller that sees no GPU, and maps our store.
 
         Args:
-            session: the session with the peer, which has a lease on the object.
-            object_id: id of the object.
+            object_id: id of the object, on which the caller has a lease.
             offset: the place of the bytes among our extents.
             nbytes: their number.
-            copies: counts the copy.
 
         Returns:
             The bytes, an array of uint8.
 
         Raises:
-            ObjectLost: the peer has no lease on such an object, or it is never computed.
+            ObjectLost: the caller has no lease on such an object, or it is never computed.
             OutOfMemory: the store has no room.
             DeviceError: the driver refuses.
         """
-        block = self.leased(session, object_id, offset, nbytes)
+        block = self.leased(caller(), object_id, offset, nbytes)
         values = self._store.empty(nbytes, np.uint8)
         if nbytes:
             await until_done(block.work.writes())
             target = values.__array_interface__["data"][0]
             source = block.address + offset - block.offset
             await self._copied(block.gpu, target, source, nbytes, (block, values), pinned=False)
-        copies.count(THROUGH_HOST, nbytes)
+        self._copies.count(THROUGH_HOST, nbytes)
         return values
 
     async def _copied(
@@ -224,7 +227,7 @@ class DevicePieces:
         from zcactor.device.memory import DeviceBlock
 
         gpu, nbytes = extent.gpu, lease.nbytes
-        await self.asked(session, "device_computed", lease.id)
+        await self.asked(session, DevicePieces.computed, lease.id)
         block = DeviceBlock(gpu, nbytes)
         if nbytes:
             block.work.before_writing(gpu.index, self.stream(gpu))
@@ -234,14 +237,13 @@ class DevicePieces:
         self._store.devices().bytes_pulled += nbytes
         return block
 
-    async def to_gpu(self, session: Session, lease: DeviceLease, gpu: GpuMemory, copies: CopyCounter) -> DeviceBlock:
+    async def to_gpu(self, session: Session, lease: DeviceLease, gpu: GpuMemory) -> DeviceBlock:
         """Bring an array to a GPU of ours, through host memory.
 
         Args:
             session: the session with the owner.
             lease: the lease on the array.
             gpu: the GPU.
-            copies: counts the copy.
 
         Raises:
             OutOfMemory: the GPU has no room, or no store for a piece.
@@ -260,19 +262,18 @@ class DevicePieces:
                 staged = await self._host()[1].take(nbytes)
                 await self._fetch(*piece, staged.address, staged)
             await self._copied(gpu, target, staged.address, nbytes, (block, staged))
-            copies.count(THROUGH_HOST, nbytes, begins=not start)
+            self._copies.count(THROUGH_HOST, nbytes, begins=not start)
 
         await self._in_pieces(session, lease, take)
         return block
 
-    async def to_store(self, session: Session, lease: DeviceLease, copies: CopyCounter) -> Any:
+    async def to_store(self, session: Session, lease: DeviceLease) -> Any:
         """Bring an array to our store, where this process sees no GPU, and the owner's store cannot be mapped or has no
         room. Returns the bytes, an array of uint8.
 
         Args:
             session: the session with the owner.
             lease: the lease on the array.
-            copies: counts copies of mapped pieces; transfers from other hosts are no copies.
 
         Raises:
             OutOfMemory: our store has no room, or the owner's for a piece.
@@ -290,7 +291,7 @@ class DevicePieces:
                 return
             copy = partial(np.copyto, values[start : start + nbytes], np.asarray(staged)[:nbytes])
             await self._tasks.loop.run_in_executor(None, copy)
-            copies.count(THROUGH_HOST, nbytes, begins=not start)
+            self._copies.count(THROUGH_HOST, nbytes, begins=not start)
 
         await self._in_pieces(session, lease, take)
         values.setflags(write=False)
@@ -329,7 +330,9 @@ class DevicePieces:
         finally:
             errors.clear()  # a traceback with this frame, and memory of a GPU, would keep itself
 
-    async def asked(self, session: Session, method: str, *args: Any) -> tuple[Session, Any]:
+    async def asked(
+        self, session: Session, method: Callable[[Any, *Ts], Coroutine[Any, Any, R]], *args: *Ts
+    ) -> tuple[Session, R]:
         """Ask an owner for something that may be asked for twice, by the connection that is in use. Returns the session
         of that, and the answer.
 
@@ -346,7 +349,10 @@ class DevicePieces:
 
     async def _staged(self, session: Session, lease: DeviceLease, start: int, nbytes: int) -> tuple[Session, Region]:
         """Let the owner stage a piece. Returns the session by which it has granted a lease, and its region."""
-        session, place = await self.asked(session, "stage", lease.id, lease.offset + start, nbytes, not start)
+        place: Any
+        session, place = await self.asked(
+            session, DevicePieces.stage, lease.id, lease.offset + start, nbytes, not start
+        )
         if len(place) != 2 or not all(type(each) is int and 0 <= each < 1 << 64 for each in place):
             raise ProtocolError("the owner of an array on a GPU names no place of a piece")
         return session, Region(RegionKind.ARRAY, session.peer_process, place[0], place[1], nbytes, 0)

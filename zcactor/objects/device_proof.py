@@ -5,17 +5,35 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from zcactor.api.device_paths import Proof, ProofService
 from zcactor.errors import DeviceUnavailable
 from zcactor.lazy_numpy import np
+from zcactor.rpc.services import caller
 
 if TYPE_CHECKING:
+    from zcactor.objects.device_direct import DirectReads
     from zcactor.objectstore.store import Store
     from zcactor.rpc.session import Session
 
-__all__ = ["Proof", "proof_of"]
+__all__ = ["Proofs", "proof_of"]
 
-Proof = tuple[str, dict[str, str], bytes]
-"""The way that an array took, better ways with the reason against each, and the array's bytes."""
+
+class Proofs(ProofService):
+    """The proofs of one process.
+
+    Args:
+        store: of the process.
+        direct: the reads of its network cards.
+    """
+
+    def __init__(self, store: Store, direct: DirectReads) -> None:
+        self._store = store
+        self._direct = direct
+
+    async def proof(self, x: Any, uuid: str, exports: bool) -> Proof:
+        """See `ProofService`."""
+        session = caller()
+        return await proof_of(x, uuid, exports, session, self._store, self._direct.reason(session))
 
 
 async def proof_of(x: Any, uuid: str, exports: bool, session: Session, store: Store, direct: str = "") -> Proof:

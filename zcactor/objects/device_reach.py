@@ -29,7 +29,9 @@ from zcactor.objects.device_direct import DirectReads, Rejections
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.locations import LostPart, outcome
 from zcactor.objectstore.ref import RegionKind
+from zcactor.peers.leases import Leases
 from zcactor.rpc.parts import Part, is_unread
+from zcactor.rpc.services import remote
 from zcactor.transport.local.extents import MOST_EXTENTS
 
 if TYPE_CHECKING:
@@ -74,8 +76,7 @@ class DeviceReach:
         self._connections = connections
         self._requests = requests
         self._store = store
-        self._copies = copies
-        self.pieces = DevicePieces(process, tasks, requests, locations, store)
+        self.pieces = DevicePieces(process, tasks, requests, locations, store, copies)
         """The copies of arrays that cannot be mapped."""
         self.direct = DirectReads(tasks, requests, self.pieces, store)
         """The arrays that network cards carry from GPU to GPU."""
@@ -137,7 +138,7 @@ class DeviceReach:
         """Get a lease of our own from the owner, a third process, then release the sender's pin."""
         try:
             owner = await self._connections.connect(region.owner)
-            owner, leased = await self.pieces.asked(owner, "lease", region.id)
+            owner, leased = await self.pieces.asked(owner, Leases.lease, region.id)
             if not leased:
                 raise ObjectLost(f"object {region.id:x} is no longer held by its owner")
             lease = _lease(owner, region)
@@ -228,7 +229,7 @@ class DeviceReach:
             if block is None and gpus and owner.connection.fetch_extents is None:
                 block = await self.direct.read(owner, lease, gpus[0])
             if block is None and gpus:
-                block = await self.pieces.to_gpu(owner, lease, gpus[0], self._copies)
+                block = await self.pieces.to_gpu(owner, lease, gpus[0])
             if block is None:
                 return await self._to_host(owner, lease)
             block.share(self._store)
@@ -240,7 +241,7 @@ class DeviceReach:
         """Bring the bytes of a lease to host memory: the owner's, as far as that is mapped here and has room."""
         if owner.connection.maps:
             try:
-                _, values = await self.pieces.asked(owner, "device_bytes", lease.id, lease.offset, lease.nbytes)
+                _, values = await self.pieces.asked(owner, DevicePieces.whole, lease.id, lease.offset, lease.nbytes)
             except RemoteError as error:
                 if not issubclass(type(original_of(error)), OutOfMemory):
                     raise
@@ -248,7 +249,7 @@ class DeviceReach:
                 if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape == (lease.nbytes,):
                     return values
                 raise ProtocolError("the owner of an array on a GPU gave other bytes than it was asked for")
-        return await self.pieces.to_store(owner, lease, self._copies)
+        return await self.pieces.to_store(owner, lease)
 
     async def _import(self, owner: Session, lease: DeviceLease) -> None:
         """Import the extent around a lease. Those of arrays that come together are fetched together."""
@@ -275,10 +276,11 @@ class DeviceReach:
         for reader in readers:
             session = self._sessions.used.get(reader)
             if session is not None:
-                self._requests.send(session, "device_gone", (self._process, place))
+                self._requests.send(session, DeviceReach.gone, (self._process, place))
 
+    @remote(16, answers=False)
     def gone(self, owner: bytes, place: int) -> None:
-        """Forget an extent that its owner has no more."""
+        """Unmap an extent of another process's GPU memory that is no more."""
         if self._store.devices_in_use is not None:
             self._store.devices_in_use.imports.drop(owner, place)
 

@@ -17,9 +17,11 @@ from zcactor.buggify import buggify, dawdle
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
 from zcactor.exception_pickling import bare
 from zcactor.logs import logger
+from zcactor.objects.broadcast_directory import BroadcastService
 from zcactor.objects.holders import Holdings, granted, reached
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
+from zcactor.peers.leases import Leases
 from zcactor.rpc.parts import Part
 from zcactor.transport.base import RemoteRegion
 
@@ -375,7 +377,14 @@ class Locations:
             owner = lease.session.in_use
             try:
                 place, object_id, offset = await self._requests.ask(
-                    owner, "source", lease.id, lease.offset, lease.nbytes, self.machine, failed, authenticate
+                    owner,
+                    BroadcastService.source,
+                    lease.id,
+                    lease.offset,
+                    lease.nbytes,
+                    self.machine,
+                    failed,
+                    authenticate,
                 )
             except ZcactorError:  # the owner has ended, or has no such object: pulling from it raises the error
                 break
@@ -402,7 +411,7 @@ class Locations:
 
     async def _from_copy(self, lease: RemoteLease, region: Region, sealed: bool) -> Block | Lease:
         session = await self._connections.connect(region.owner)
-        if buggify("copy lost") or not await self._requests.ask(session, "lease", region.id):
+        if buggify("copy lost") or not await self._requests.ask(session, Leases.lease, region.id):
             raise ObjectLost(f"{self._sessions.describe(region.owner)} has no copy of it any more")
         connection = session.connection
         if not connection.maps:
@@ -422,8 +431,9 @@ class Locations:
         if block is not None:
             copy_id, copy_offset = self._store.export(block), block.offset
         facts = lease.id, lease.offset, lease.nbytes, copy_id, copy_offset, self.machine, failed, authenticate
-        self._tasks.start(self._told(lease.session.in_use, facts))
 
-    async def _told(self, owner: Session, facts: tuple[Any, ...]) -> None:
-        with contextlib.suppress(ZcactorError):  # the owner has ended, or forgets the transfer after a while
-            await self._requests.ask(owner, "located", *facts)
+        async def told(owner: Session) -> None:
+            with contextlib.suppress(ZcactorError):  # the owner has ended, or forgets the transfer after a while
+                await self._requests.ask(owner, BroadcastService.located, *facts)
+
+        self._tasks.start(told(lease.session.in_use))

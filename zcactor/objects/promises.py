@@ -19,6 +19,7 @@ from zcactor.marshal.packed import Packed
 from zcactor.objects.locations import LostPart, as_arrived
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Flags
+from zcactor.rpc.services import remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,11 @@ _DRAWN: Final = 64
 """Random numbers that are drawn at a time: 256 bytes, the most that the kernel makes in one go."""
 
 
+def _settle(done: asyncio.Future[None], _: Call) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
 def _stop(fetching: asyncio.Task[None], _: Call) -> None:
     fetching.cancel()
 
@@ -75,13 +81,17 @@ class Promises:
     """The results of calls that are passed on before they are known.
 
     Args:
+        pid: of the process.
         tasks: run the fetching.
         connections: connect to the owners of promises.
         requests: ask the owners.
         locations: bring the bytes of results.
     """
 
-    def __init__(self, tasks: Tasks, connections: Connections, requests: Requests, locations: Locations) -> None:
+    def __init__(
+        self, pid: int, tasks: Tasks, connections: Connections, requests: Requests, locations: Locations
+    ) -> None:
+        self._pid = pid
         self._tasks = tasks
         self._connections = connections
         self._requests = requests
@@ -104,6 +114,26 @@ class Promises:
             call.export_id = self._next_id << 32 | self._drawn.pop()
             self.exports[call.export_id] = call
         return call.export_id
+
+    @remote(5)
+    async def fetch(self, object_id: int) -> Packed:
+        """The outcome of a promise of ours, still packed, once it is known.
+
+        Raises:
+            ObjectLost: no promise with that id is held here.
+            Exception: the error of the call.
+        """
+        call = self.exports.get(object_id)
+        if not isinstance(call, Call):
+            raise ObjectLost(f"promise {object_id:x} is no longer held by its owner, pid {self._pid}")
+        if not call.known:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            call.when_known(partial(_settle, done))
+            await done
+        call.retrieved = True
+        if call.error is not None:
+            raise bare(call.error, None)
+        return Packed(*packed_result(call), call.status)
 
     def call_of(self, holder: Any, label: str) -> Call:
         """Return the promise that a reference names: one of ours, or a stand-in that gets the result when it is
@@ -156,7 +186,7 @@ class Promises:
             try:
                 if holder.taken is None:
                     owner = await self._connections.connect(holder.owner)
-                    found: Packed = await self._requests.ask(owner, "fetch", holder.id)
+                    found = await self._requests.ask(owner, Promises.fetch, holder.id)
                     return found
             except ZcactorError:  # the owner has ended, perhaps in order
                 if holder.taken is None:

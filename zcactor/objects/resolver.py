@@ -16,10 +16,12 @@ from zcactor.api.handle import ActorHold
 from zcactor.api.passing import OwnRef, RefHolder
 from zcactor.errors import ObjectLost, OutOfMemory, ProtocolError, ZcactorError, original_of
 from zcactor.exception_pickling import bare, text_of
+from zcactor.objects.adoption import Adoptions
 from zcactor.objects.device_reach import DeviceReach
 from zcactor.objects.holders import granted, reached
 from zcactor.objects.locations import LostPart, outcome
 from zcactor.objectstore.ref import Region, RegionKind
+from zcactor.peers.leases import Leases
 from zcactor.rpc.call import Call
 from zcactor.rpc.parts import Part
 
@@ -197,7 +199,7 @@ class Resolver:
         mapped are read as well, except with `unread`."""
         try:
             owner = await self._connections.connect(region.owner)
-            if not await self._requests.ask(owner, "lease", region.id):
+            if not await self._requests.ask(owner, Leases.lease, region.id):
                 place = self._sessions.describe(region.owner)
                 raise ObjectLost(f"object {region.id:x} is no longer held by its owner, {place}")
             if region.kind <= RegionKind.MOVED and region.nbytes and not owner.connection.maps:
@@ -222,7 +224,9 @@ class Resolver:
             if not region.pin or region.kind > RegionKind.REF:
                 raise ObjectLost("nobody else has it")
             session = session.in_use
-            place = await self._requests.ask(session, "adopt", region.pin, region.kind, region.offset, region.nbytes)
+            place = await self._requests.ask(
+                session, Adoptions.lend, region.pin, region.kind, region.offset, region.nbytes
+            )
             ours = region._replace(owner=session.peer_process, id=place[0], offset=place[1], pin=0, seal=0, rkey=0)
             if ours.kind <= RegionKind.MOVED and ours.nbytes and not session.connection.maps:
                 part = self._locations.remote(session, ours)

@@ -20,6 +20,7 @@ from zcactor.objects.locations import LostPart
 from zcactor.process.tasks import all_of
 from zcactor.rpc.call import Call
 from zcactor.rpc.parts import Part
+from zcactor.rpc.services import caller, remote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from zcactor.objects.resolver import Resolver
     from zcactor.objectstore.lease import RemoteLease
     from zcactor.objectstore.table import LeaseTable
+    from zcactor.peers.leases import Leases
     from zcactor.peers.requests import Requests
     from zcactor.process.sessions import Sessions
     from zcactor.process.tasks import Tasks
@@ -60,14 +62,13 @@ class Succession:
         promises: those that peers may hold; they ask the owners of others.
         resolver: knows the objects that are under way here.
         locations: bring bytes.
+        leases: grant none once all is handed over.
     """
 
     def __init__(
         self, pid: int, tasks: Tasks, sessions: Sessions, requests: Requests, promises: Promises, resolver: Resolver,
-        locations: Locations,
+        locations: Locations, leases: Leases,
     ) -> None:  # fmt: skip
-        self.over = False
-        """Whether all is handed over, and nothing more is leased."""
         self._pid = pid
         self._tasks = tasks
         self._sessions = sessions
@@ -75,6 +76,7 @@ class Succession:
         self._promises = promises
         self._resolver = resolver
         self._locations = locations
+        self._leases = leases
 
     # ---------------------------------------------------------------- the process that ends
 
@@ -91,7 +93,7 @@ class Succession:
                 await self._hand_all_over(begun + time * _FOR_OUTCOMES)
         except TimeoutError:
             logger.warning("this end has %.3g s (shutdown_timeout), which were not enough for all values", time)
-        self.over = True
+        self._leases.over = True
         self._promises.exports.clear()
 
     async def _hand_all_over(self, until: float) -> None:
@@ -154,7 +156,7 @@ class Succession:
 
     async def _tell(self, session: Session, leased: list[int]) -> None:
         try:
-            await self._requests.ask(session, "owner_ends", leased)
+            await self._requests.ask(session, Succession.take_over, leased)
         except RemoteError:
             logger.exception("%s did not take over what it had leased here", self._name(session))
         except ZcactorError as error:  # it has ended as well
@@ -168,13 +170,14 @@ class Succession:
 
     # ---------------------------------------------------------------- a peer of it
 
-    async def take_over(self, owner: bytes, leased: set[int]) -> None:
-        """Get each value that this process refers to and `owner` has, which waits for this, as it is about to end.
+    @remote(4)
+    async def take_over(self, leased: list[int]) -> None:
+        """Get each value that this process refers to and the caller has, which waits for this, as it is about to end.
 
         Args:
-            owner: its id.
             leased: ids of the objects that this process has leased there, without promises that have no outcome.
         """
+        owner, named = caller().peer_process, set(leased)
         await self._resolver.settled(owner)
         if self._tasks.closing:  # nobody can await a reference any more, except who does so already
             await self._locations.settled(owner)
@@ -185,7 +188,7 @@ class Succession:
         for holder in self._locations.held.of(owner):
             if not isinstance(holder, RefHolder):
                 remote.append(holder)
-            elif holder.id in leased:
+            elif holder.id in named:
                 promises.setdefault(holder.id, []).append(holder)
         await all_of(
             [self._take_promise(each) for each in promises.values()]

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.objectstore.copies import CopyCount
+from zcactor.rpc.services import remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.placement import Placements
     from zcactor.objectstore.store import Store
 
-__all__ = ["Measured", "Stats", "stats_of"]
+__all__ = ["Measured", "Stats", "StatsService", "stats_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +147,15 @@ def stats_of(process: Measured) -> Stats:
         device_extents=0 if devices is None else len(devices.imports),
         device_syncs=0 if devices is None else devices.syncs,
     )
+
+
+class StatsService:
+    """The statistics of a process, for its peers."""
+
+    def __init__(self, process: Measured) -> None:
+        self._process = process
+
+    @remote(17)
+    async def stats(self) -> Any:
+        """The statistics as `Stats.plain` gives them."""
+        return stats_of(self._process).plain()

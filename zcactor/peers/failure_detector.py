@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.rpc.services import Services
 
 if TYPE_CHECKING:
     import asyncio
@@ -98,7 +99,7 @@ class FailureDetector:
 
     async def _ping(self, session: Session) -> None:
         try:
-            await self._requests.ask(session, "ping")
+            await self._requests.ask(session, Services.ping)
         except ZcactorError:  # the connection has ended, and all calls on it have failed
             return
 

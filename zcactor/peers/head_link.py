@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
+from zcactor import ids
 from zcactor.buggify import buggify
 from zcactor.errors import (
     AuthenticationError,
@@ -21,16 +22,18 @@ from zcactor.errors import (
     ProtocolError,
     ZcactorError,
 )
+from zcactor.peers.leases import Leases
+from zcactor.process.cluster import HeadService, MembershipService, NodeService
 from zcactor.process.epochs import Deposed
 from zcactor.process.head_outage import HeadOutage
 from zcactor.process.head_places import HeadPlaces
+from zcactor.rpc.services import Services, method_number, remote, remote_of
 from zcactor.transport.stream.probe import Standby
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from zcactor.ids import ActorId
-    from zcactor.interface import Interface
     from zcactor.peers.connections import Connections
     from zcactor.peers.requests import Requests
     from zcactor.process.sessions import Sessions
@@ -38,27 +41,24 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.transport.stream.probe import Identity
 
-__all__ = ["AGENT_INDEX", "MEMBERSHIP_INDEX", "RELAYED", "HeadLink"]
+__all__ = ["RELAYED", "HeadLink"]
 
-AGENT_INDEX: Final = 1
-"""Index of the node agent's actor in its process."""
-MEMBERSHIP_INDEX: Final = 2
-"""Index of the `zcactor.control.membership.Membership` in the head's process."""
-RELAYED: Final = {
-    **dict.fromkeys(
-        ("actors", "constructed", "get_actor", "kill", "locate", "nodes", "process_of", "reserve", "resources", "stop",
-         "waits"),
-        AGENT_INDEX,
-    ),
-    **dict.fromkeys(("call_back", "find", "silence"), MEMBERSHIP_INDEX),
-}  # fmt: skip
-"""The requests that a worker may make through its node's agent, with the index of the head's actor for each."""
-_REPEATABLE: Final = ("constructed", "kill", "reserve", "stop")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+RELAYED: Final = frozenset({
+    HeadService.actors, HeadService.constructed, HeadService.get_actor, HeadService.kill, HeadService.locate,
+    HeadService.nodes, HeadService.process_of, HeadService.reserve, HeadService.resources, HeadService.stop,
+    HeadService.waits, MembershipService.call_back, MembershipService.find, MembershipService.silence,
+})  # fmt: skip
+"""The requests that a worker may make through its node's agent."""
+_REPEATABLE: Final = (HeadService.constructed, HeadService.kill, HeadService.reserve, HeadService.stop)
 """The requests that change something, and that may be repeated: the head gives the first answer again."""
-_FOR_CALLS: Final = ("find", "locate", "silence")
+_FOR_CALLS: Final = (MembershipService.find, HeadService.locate, MembershipService.silence)
 """The requests by which calls find their actor, or the reason why they do not."""
-_ENDING: Final = ("kill", "stop")
+_ENDING: Final = (HeadService.kill, HeadService.stop)
 """The requests that are done where there is no such actor."""
+_OF_MEMBERS: Final = {function for _, function in remote_of(MembershipService)}
 _ANSWER: Final = 1.0
 """Seconds that the head has for an answer; calls that are not answered wait for it."""
 _CALLED_BACK: Final = 2.0
@@ -76,14 +76,11 @@ class HeadLink:
         requests: the requests of the process.
         tasks: the tasks of the process.
         timeout: seconds that a request waits for a head that is away.
-        agent, members, node: functions that return the interfaces of the head's two system actors, and of the agents of
-            other nodes. They are called at first use: most processes never import the modules of these actors.
     """
 
     def __init__(
-        self, sessions: Sessions, connections: Connections, requests: Requests, tasks: Tasks, timeout: float,
-        agent: Callable[[], Interface], members: Callable[[], Interface], node: Callable[[], Interface],
-    ) -> None:  # fmt: skip
+        self, sessions: Sessions, connections: Connections, requests: Requests, tasks: Tasks, timeout: float
+    ) -> None:
         self._sessions = sessions
         self._connections = connections
         self._requests = requests
@@ -98,9 +95,6 @@ class HeadLink:
         """The epoch of the head with which this process is, by the head's own word; 0 where it has not said it yet."""
         self.moving = False
         """Whether the connection to the head ends because this process has found another head that leads."""
-        self._agent = agent
-        self._members = members
-        self._node = node
 
     def look_at(self, place: str) -> None:
         """Look for the head at a place, as the cluster has other hosts, and ask it for processes that cannot be
@@ -118,35 +112,28 @@ class HeadLink:
         """Whether requests go through the agent of this process's node."""
         return self._sessions.node not in (b"", self._sessions.head)
 
-    async def ask_agent(self, method: str, *args: Any) -> Any:
-        """Call the head's agent. Errors of zcactor's own are raised unchanged, not as remote errors.
+    async def ask(self, method: Callable[[Any, *Ts], Coroutine[Any, Any, R]], *args: *Ts) -> R:
+        """Call a remote method of the head. Errors of zcactor's own are raised unchanged, not as remote errors.
 
         Raises:
-            ConnectionLost: the agent has ended.
+            ConnectionLost: the head has ended.
             HeadUnavailable: the head is away, and was not back in time.
         """
-        return await self._ask(AGENT_INDEX, self._agent, method, args)
-
-    async def ask_members(self, method: str, *args: Any) -> Any:
-        """Call the head's `zcactor.control.membership.Membership`. Errors as in `ask_agent`."""
-        return await self._ask(MEMBERSHIP_INDEX, self._members, method, args)
-
-    async def _ask(self, index: int, interface: Callable[[], Interface], method: str, args: tuple[Any, ...]) -> Any:
-        if method in _REPEATABLE and buggify("ask again"):
+        asked_again: Any = method
+        if asked_again in _REPEATABLE and buggify("ask again"):
             # As if an answer had been lost. It is kept until the second one is there: without its lease the head would
             # end an actor of which nobody has a handle.
-            asked = [self._ask_once(index, interface, method, args) for _ in range(2)]
+            asked = [self._ask(method, args) for _ in range(2)]
             lost = await asyncio.gather(*asked, return_exceptions=True)
-            answer = await self._ask_once(index, interface, method, args)
+            answer = await self._ask(method, args)
             del lost
-            return answer
-        return await self._ask_once(index, interface, method, args)
+            return answer  # type: ignore[no-any-return]
+        return await self._ask(method, args)  # type: ignore[no-any-return]
 
-    async def _ask_once(
-        self, index: int, interface: Callable[[], Interface], method: str, args: tuple[Any, ...]
-    ) -> Any:
+    async def _ask(self, method: Any, args: tuple[Any, ...]) -> Any:
         if self.is_relayed:
-            return await self._ask_node("relay", method, args)
+            session = await self._connections.connect(self._sessions.node)
+            return await self._requests.ask_of(session, NodeService.relay, method_number(method), list(args))
         repeated, for_call = False, method in _FOR_CALLS
         until: float | None = None  # for all waits in a row; the next one is new where a head has had the request long
         clock = self._tasks.loop.time
@@ -157,7 +144,7 @@ class HeadLink:
             try:
                 session = await self._session(until)
                 asked = clock()
-                return await self._requests.ask_of(session, index, interface(), method, args)
+                return await self._requests.ask_of(session, method, *args)
             except ConnectionLost:  # an answer of the head's own, where it is there
                 if not self.outage.going_on:
                     raise
@@ -168,7 +155,7 @@ class HeadLink:
                     raise ConnectionLost(f"an answer of the head is lost: {error}", True) from error
             except Deposed as error:
                 # The head decides no more, and has done nothing; or it takes no report of an earlier term.
-                if index == MEMBERSHIP_INDEX:
+                if method in _OF_MEMBERS:
                     raise
                 if not self.outage.patience:
                     raise ConnectionLost(f"the head of this process decides no more: {error}", False) from error
@@ -209,7 +196,9 @@ class HeadLink:
             await self._tasks.on_loop(partial(self.outage.end, until))
         return await self._connections.connect(self._sessions.head)
 
-    async def rejoin(self, known: int, method: str, *args: Any) -> tuple[Session, Any]:
+    async def rejoin(
+        self, known: int, method: Callable[[Any, *Ts], Coroutine[Any, Any, R]], *args: *Ts
+    ) -> tuple[Session, R]:
         """Call the `Membership` of a head that is away, by which this process joins again. The session may be another
         one by the time of the answer.
 
@@ -226,7 +215,7 @@ class HeadLink:
         try:
             await self._look_there(known)
             session = await self._connections.connect(self._sessions.head)
-            return session, await self._requests.ask_of(session, MEMBERSHIP_INDEX, self._members(), method, args)
+            return session, await self._requests.ask_of(session, method, *args)
         except AuthenticationError as error:  # a standby answers in the place of a head
             self.places.turn()
             raise ConnectionLost(str(error.args[0]), False) from error
@@ -286,10 +275,6 @@ class HeadLink:
                     return place
         return ""
 
-    async def _ask_node(self, method: str, *args: Any) -> Any:
-        session = await self._connections.connect(self._sessions.node)
-        return await self._requests.ask_of(session, AGENT_INDEX, self._node(), method, args)
-
     async def hold_actor(self, object_id: int) -> Callable[[], None] | None:
         """Lease the actor that the head knows by `object_id`, so that it is not stopped when its last handle is
         dropped. Returns a function that gives the lease back; None where the actor has ended.
@@ -299,7 +284,7 @@ class HeadLink:
         """
         if self.is_relayed:
             session = await self._connections.connect(self._sessions.node)
-            leased = await self._requests.ask_of(session, AGENT_INDEX, self._node(), "hold_actor", (object_id,))
+            leased = await self._requests.ask_of(session, NodeService.hold_actor, object_id)
         else:
             session, is_leased = await self._lease(object_id)
             leased = object_id if is_leased else 0
@@ -312,7 +297,7 @@ class HeadLink:
                 until = self.outage.deadline()
             try:
                 session = await self._session(until)
-                return session, await self._requests.ask(session, "lease", object_id)
+                return session, await self._requests.ask(session, Leases.lease, object_id)
             except ConnectionLost:
                 if not self.outage.going_on:
                     raise
@@ -327,7 +312,7 @@ class HeadLink:
             HeadUnavailable: the head is away, and was not back in time.
         """
         try:
-            state, process, index, cause = await self.ask_agent("locate", actor_id, calls_wait)
+            state, process, index, cause = await self.ask(HeadService.locate, actor_id, calls_wait)
         except ConnectionLost:
             return "dead", (b"", 0), "its node agent is gone"
         return state, (process, index), cause
@@ -339,16 +324,18 @@ class HeadLink:
             return False
         try:
             async with asyncio.timeout(_CALLED_BACK):
-                done: bool = await self.ask_members("call_back", process, self._sessions.process)
+                own = ids.ProcessId(self._sessions.process)
+                done = await self.ask(MembershipService.call_back, ids.ProcessId(process), own)
         except (TimeoutError, ZcactorError):
             return False
         return done
 
+    @remote(8)
     async def connect_to(self, process: bytes) -> bool:
         """Connect to a process that cannot connect to this one. Returns whether it has answered."""
         try:
             session = await self._connections.connect(process)
-            await self._requests.ask(session, "ping")
+            await self._requests.ask(session, Services.ping)
         except (ZcactorError, OSError):  # OSError: no descriptor is left
             return False
         return True
@@ -362,7 +349,7 @@ class HeadLink:
         """
         try:
             async with asyncio.timeout(_ANSWER):
-                silence, address = await self.ask_members("silence", process)
+                silence, address = await self.ask(MembershipService.silence, ids.ProcessId(process))
         except (TimeoutError, HeadUnavailable):
             raise ConnectionLost("the cluster's head does not answer") from None
         return silence, address

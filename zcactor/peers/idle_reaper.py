@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.process.alarm import Alarm
+from zcactor.rpc.services import caller, remote
 
 if TYPE_CHECKING:
     from zcactor.config import Config
@@ -32,17 +33,19 @@ class IdleReaper:
         requests: carry the proposals to peers.
         simultaneous_opens: settles connections that peers have opened meanwhile.
         config: has `idle_timeout` and `verbs_idle_timeout`.
+        keeps: whether the process keeps all its connections open, as the agent of a node does.
     """
 
     def __init__(
         self, sessions: Sessions, tasks: Tasks, requests: Requests, simultaneous_opens: SimultaneousOpens,
-        config: Config,
+        config: Config, *, keeps: bool,
     ) -> None:  # fmt: skip
         self._sessions = sessions
         self._tasks = tasks
         self._requests = requests
         self._simultaneous_opens = simultaneous_opens
         self._config = config
+        self._keeps = keeps
         self._seen: dict[Session, tuple[int, float]] = {}
         """Number of calls that had been sent by a session at the last check, and the time since when it has been the
         same."""
@@ -51,7 +54,7 @@ class IdleReaper:
         it."""
         self._agreed: dict[Session, int] = {}
         """Sessions that the peer closes by agreement, with the number of calls that had been sent by then."""
-        timeouts = [timeout for timeout in (config.idle_timeout, config.verbs_idle_timeout) if timeout]
+        timeouts = [] if keeps else [each for each in (config.idle_timeout, config.verbs_idle_timeout) if each]
         self._pause = min(timeouts, default=0.0) / 2
         self._alarm = Alarm(tasks.loop, self._pause, self.look) if self._pause else None
 
@@ -104,7 +107,8 @@ class IdleReaper:
             while agreed and not idle:
                 # Asked twice: another thread may be about to send by the session; it has sent by the time of the second
                 # answer.
-                agreed = await self._requests.ask(session, "part") and await self._requests.ask(session, "part")
+                part = IdleReaper.part
+                agreed = await self._requests.ask(session, part) and await self._requests.ask(session, part)
                 idle = self.is_idle(session)
         except ZcactorError:  # the session has ended meanwhile
             return
@@ -115,6 +119,11 @@ class IdleReaper:
             await session.aclose(ConnectionLost("the connection was closed, as nobody used it", maybe_executed=False))
         elif not peer_parts:
             self._sessions.stay(session)
+
+    @remote(9)
+    async def part(self) -> bool:
+        """Whether the caller may close its connection to us, which this process does not need either."""
+        return not self._keeps and self.close_if_idle(caller())
 
     def close_if_idle(self, session: Session) -> bool:
         """Take the peer's proposal to close `session`. Returns whether we agree; then this side stops using it. Where

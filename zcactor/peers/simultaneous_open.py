@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from zcactor.buggify import dawdle
 from zcactor.errors import ZcactorError
+from zcactor.rpc.services import caller, remote
 
 if TYPE_CHECKING:
     from zcactor.peers.requests import Requests
@@ -104,7 +105,7 @@ class SimultaneousOpens:
             if self._is_unused(session):
                 await dawdle("retire")
                 try:
-                    agreed = await self._requests.ask(session, "retire")
+                    agreed = await self._requests.ask(session, SimultaneousOpens.retire)
                 except ZcactorError:  # the session has ended meanwhile
                     return
                 if agreed and not session.pending:
@@ -113,7 +114,9 @@ class SimultaneousOpens:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK)
 
-    def agree(self, session: Session) -> bool:
-        """Take the peer's wish to close `session`. Returns whether we agree, because nothing of ours needs it or
-        will."""
+    @remote(10)
+    async def retire(self) -> bool:
+        """Take the caller's wish to close this connection, beside which another one is open. Returns whether we agree,
+        because nothing of ours needs it or will."""
+        session = caller()
         return session.is_replaced and self._is_unused(session, serving=1)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, overload
 
 from zcactor.errors import ForkedProcess, NotInitialized
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from zcactor.config import Config
     from zcactor.ids import ActorId
-    from zcactor.interface import Interface
     from zcactor.marshal import Marshaller
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.lease import RemoteLease
@@ -51,6 +50,9 @@ __all__ = [
     "set_current",
 ]
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
 call_deadline: ContextVar[float | None] = ContextVar("zcactor_call_deadline", default=None)
 """Inside a method: the loop time at which its caller's deadline ends. Calls made there inherit it."""
 current_host: ContextVar[Any] = ContextVar("zcactor_current_host", default=None)
@@ -65,19 +67,29 @@ class Connecting(Protocol):
 
 
 class Asking(Protocol):
-    """Requests to system actors; see `zcactor.peers.requests.Requests`."""
+    """Requests to the services of peers; see `zcactor.peers.requests.Requests`."""
 
-    def ask(self, session: Session, method: str, *args: Any) -> Awaitable[Any]:
-        """Call the system actor that every process has."""
+    @overload
+    def ask(
+        self, session: Session, method: Callable[[Any, *Ts], Coroutine[Any, Any, R]], *args: *Ts
+    ) -> Awaitable[R]: ...  # fmt: skip
+    @overload
+    def ask(self, session: Session, method: Callable[[Any, *Ts], R], *args: *Ts) -> Awaitable[R]: ...
+    def ask(self, session: Session, method: Callable[[Any, *Ts], Any], *args: *Ts) -> Awaitable[Any]:
+        """Call a remote method of the peer."""
 
-    def send(self, session: Session, method: str, args: tuple[Any, ...], *, more: bool = False) -> None:
-        """Call a method of the system actor that gives no answer."""
+    def send(
+        self, session: Session, method: Callable[[Any, *Ts], None], args: tuple[*Ts], *, more: bool = False
+    ) -> None:
+        """Call a remote method of the peer that gives no answer."""
 
-    def tell(self, session: Session, method: str, args: tuple[Any, ...]) -> Call | None:
-        """Call the system actor that every process has, without awaiting the answer."""
+    def tell(self, session: Session, method: Callable[[Any, *Ts], object], args: tuple[*Ts]) -> Call | None:
+        """Call a remote method of the peer, without awaiting the answer."""
 
-    async def ask_of(self, session: Session, index: int, interface: Interface, method: str, args: Sequence[Any]) -> Any:
-        """Call another system actor of the peer."""
+    async def ask_of(
+        self, session: Session, method: Callable[[Any, *Ts], Coroutine[Any, Any, R]], *args: *Ts
+    ) -> R:  # fmt: skip
+        """Call a remote method of the peer, with errors of zcactor's own as they are."""
 
 
 class AskingHead(Protocol):
@@ -95,14 +107,13 @@ class AskingHead(Protocol):
     async def whereabouts(self, known: int) -> str:
         """The place of a head that leads elsewhere."""
 
-    async def rejoin(self, known: int, method: str, *args: Any) -> tuple[Session, Any]:
-        """Call the `Membership` of a head that is away."""
+    async def rejoin(
+        self, known: int, method: Callable[[Any, *Ts], Coroutine[Any, Any, R]], *args: *Ts
+    ) -> tuple[Session, R]:  # fmt: skip
+        """Call a remote method of a head that is away."""
 
-    async def ask_agent(self, method: str, *args: Any) -> Any:
-        """Call the head's agent."""
-
-    async def ask_members(self, method: str, *args: Any) -> Any:
-        """Call the head's `zcactor.control.membership.Membership`."""
+    async def ask(self, method: Callable[[Any, *Ts], Coroutine[Any, Any, R]], *args: *Ts) -> R:
+        """Call a remote method of the head."""
 
     async def hold_actor(self, object_id: int) -> Callable[[], None] | None:
         """Lease an actor."""
@@ -185,7 +196,7 @@ class LocalProcess(Protocol):
 
     @property
     def requests(self) -> Asking:
-        """Requests to system actors of peers."""
+        """Requests to the services of peers."""
 
     @property
     def head(self) -> AskingHead:

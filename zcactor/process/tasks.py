@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zcactor.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 __all__ = ["Tasks", "all_of"]
 
 T = TypeVar("T")
 
 
-async def all_of(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_of(steps: Iterable[Awaitable[T]]) -> list[T]:
     """Run coroutines at the same time. Returns their results once all have ended, so that none uses memory any more.
 
     Raises:

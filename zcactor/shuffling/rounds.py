@@ -7,19 +7,23 @@ the reducers, which map the parts, or read them from the other host. It never op
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVarTuple
 
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, ObjectLost, RemoteError, remote_of
 from zcactor.interface import MethodKind
+from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
+from zcactor.shuffling.sides import ShuffleService
 
 if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["shuffle"]
+
+Ts = TypeVarTuple("Ts")
 
 
 async def shuffle(
@@ -79,7 +83,10 @@ async def shuffle(
     async def divide(part: Sequence[tuple[int, tuple[Any, ...]]]) -> list[list[ObjectRef[Any]]]:
         """The parts of a round, by reducer."""
         grid = await _all(
-            [_ask(places, mappers[index], "partition", partition, len(reducers), item) for index, item in part]
+            [
+                _ask(places, mappers[index], ShuffleService.partition, mappers[index], partition, len(reducers), item)
+                for index, item in part
+            ]
         )
         return [[row[column] for row in grid] for column in range(len(reducers))]
 
@@ -87,7 +94,7 @@ async def shuffle(
         """The results of a round. `columns` is emptied."""
         asked: list[_Asked] = []
         while columns:
-            asked.append(_ask(places, reducers[len(asked)], "merge", merge, columns.pop(0)))
+            asked.append(_ask(places, to := reducers[len(asked)], ShuffleService.merge, to, merge, columns.pop(0)))
         return [merged for (merged,) in await _all(asked)]
 
     columns: list[list[ObjectRef[Any]]] = []
@@ -191,9 +198,11 @@ class _Asked:
             del failure
 
 
-def _ask(places: dict[Any, Session], handle: Any, side: str, *args: Any) -> _Asked:
+def _ask(
+    places: dict[Any, Session], handle: Any, side: Callable[[Any, *Ts], Coroutine[Any, Any, Any]], *args: *Ts
+) -> _Asked:
     try:
-        asked: Any = current().requests.ask(places[handle], side, handle, *args)
+        asked: Any = current().requests.ask(places[handle], side, *args)
     except ConnectionLost as error:
         asked = error  # it is raised where the others are awaited
     return _Asked(handle, asked)
@@ -201,7 +210,7 @@ def _ask(places: dict[Any, Session], handle: Any, side: str, *args: Any) -> _Ask
 
 async def _session_to(handle: Any) -> Session:
     process = current()
-    host = await process.head.ask_agent("process_of", handle._remote.actor_id)
+    host = await process.head.ask(HeadService.process_of, handle._remote.actor_id)
     try:
         return await process.connections.connect(host)
     except ConnectionLost as error:

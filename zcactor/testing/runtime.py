@@ -23,6 +23,7 @@ from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import AGENT_ARENA, search_path
 from zcactor.node.worker_main import serve
 from zcactor.objectstore.groups import default_capacity, within_limits
+from zcactor.process.cluster import HeadService
 from zcactor.testing.inner import HOST, InnerProcess, choose_among
 from zcactor.testing.network import InnerNetwork
 from zcactor.workers.worker_table import WorkerRecord, WorkerTable
@@ -224,7 +225,7 @@ class LoopbackRuntime(Runtime):
                     await asyncio.wait(left, timeout=_PATIENCE)
 
     async def _end_actors(self, grace: float) -> None:
-        await self.process.head.ask_agent("shutdown", grace)
+        await self.process.head.ask(HeadService.shutdown, grace)
 
     def _give_up(self) -> None:
         self._workers.kill_all("the runtime was shut down")

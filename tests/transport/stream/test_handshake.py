@@ -60,10 +60,10 @@ def test_both_learn_who_the_other_is() -> None:
     assert acceptor.peer == CONNECTOR
 
 
-def test_bytes_of_version_18() -> None:
+def test_bytes_of_version_19() -> None:
     connector, acceptor = sides()
     messages = converse(connector, acceptor)
-    begin = b"ZCAC" + struct.pack("<HBB", 18, *PYTHON)
+    begin = b"ZCAC" + struct.pack("<HBB", 19, *PYTHON)
     hello_c = b"1" * 32 + b"c" * 16 + bytes.fromhex("0b000000 0000000000010000 00040000 00400000 01 00 01 00")
     hello_a = b"2" * 32 + b"a" * 16 + bytes.fromhex("16000000 0000000000000000 64000000 00100000 00 00 01 00")
     no_key = bytes(32)

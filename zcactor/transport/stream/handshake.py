@@ -48,7 +48,7 @@ from zcactor.transport.stream.record_layer import (
     derive,
     key_exchange,
 )
-from zcactor.transport.version import PROTOCOL_VERSION
+from zcactor.transport.version import OLDEST_SERVED, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -228,10 +228,11 @@ def _check_preamble(data: bytes) -> None:
     magic, version, major, minor = _PREAMBLE.unpack(data)
     if magic != _MAGIC:
         raise ProtocolError(f"the other end does not speak zcactor's protocol: it began with {data!r}")
-    if version != PROTOCOL_VERSION or (major, minor) != PYTHON:
+    if version < OLDEST_SERVED or (major, minor) != PYTHON:  # a newer peer decides whether it serves this process
         raise VersionMismatch(
             f"the peer speaks protocol {version} on Python {major}.{minor}, this process protocol {PROTOCOL_VERSION} "
-            f"on Python {PYTHON[0]}.{PYTHON[1]}; run the same zcactor and Python minor version everywhere"
+            f"on Python {PYTHON[0]}.{PYTHON[1]}, and it serves protocol {OLDEST_SERVED} and later; run the same "
+            "zcactor and Python minor version everywhere"
         )
 
 
@@ -246,7 +247,8 @@ def _check_status(value: int) -> None:
         raise AuthenticationError("the peer refused this process: it runs as another user or holds another token")
     if value == HandshakeStatus.VERSION:
         raise VersionMismatch(
-            f"the peer refused protocol {PROTOCOL_VERSION} on Python {PYTHON[0]}.{PYTHON[1]} and did not say why"
+            f"the peer refused protocol {PROTOCOL_VERSION} on Python {PYTHON[0]}.{PYTHON[1]}: its zcactor is newer, "
+            "and does not serve that version; run the same zcactor everywhere"
         )
     if value == HandshakeStatus.FULL:
         raise Crowded("the peer has too many pending handshakes and refused this one; try again")

@@ -1,4 +1,4 @@
-"""The system actor of each process: it serves leases, promises, statistics and pings to peers."""
+"""The services of each process: they serve leases, promises, statistics and pings to peers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 import zcactor as zc
+from zcactor.objects.promises import Promises
+from zcactor.peers.leases import Leases
+from zcactor.rpc.services import Services
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -92,8 +95,8 @@ async def test_an_object_nobody_knows(node: zc.Runtime) -> None:
     """A peer can ask for any id: the process refuses objects that are not its own. Requests name ids, not addresses."""
     process = node.process
     session = await process.connections.connect(process.sessions.head)
-    assert await process.requests.ask(session, "lease", 1 << 60) is False
+    assert await process.requests.ask(session, Leases.lease, 1 << 60) is False
     with pytest.raises(zc.ObjectLost):
-        await process.requests.ask(session, "fetch", 12345)
-    assert await process.requests.ask(session, "ping") == (await zc.nodes())[0].pid
+        await process.requests.ask(session, Promises.fetch, 12345)
+    assert await process.requests.ask(session, Services.ping) == (await zc.nodes())[0].pid
     assert await zc.nodes()
