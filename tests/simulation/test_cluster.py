@@ -201,12 +201,12 @@ def test_a_repeated_request_gets_the_first_answer() -> None:
         with pytest.raises(ValueError, match="another one has them"):
             await reserve(for_spawn()._replace(object_id=made.object_id))
 
-        kills = [asyncio.ensure_future(ask("kill", made.actor)) for _ in range(3)]
+        kills = [asyncio.ensure_future(ask(HeadService.kill, made.actor)) for _ in range(3)]
         for kill in asyncio.as_completed(kills):
             await kill
             assert await workers() == 0, "each answer comes when the process has ended"
-        await ask("kill", made.actor)
-        await ask("stop", made.actor)
+        await ask(HeadService.kill, made.actor)
+        await ask(HeadService.stop, made.actor)
         await ask(HeadService.constructed, made.actor, None)
         with pytest.raises(zc.ActorDied, match="killed by zc.kill"):
             await reserve(made, name="one")
