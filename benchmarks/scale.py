@@ -23,6 +23,7 @@ from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import facts_of
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
+from zcactor.options import ActorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +169,7 @@ def _head_of(actors: int) -> tuple[Head, list[Any]]:
     for first in range(0, actors, ENDED):
         worker = pool.start("Small", {}, b"d" * 16, shared=True, process=b"%016d" % first)
         for number in range(first, first + ENDED):
-            actor = ActorRecord({"namespace": "default"}, "Small", interface, ProcessId(b"d" * 16), number)
+            actor = ActorRecord(ActorSpec("default"), "Small", interface, ProcessId(b"d" * 16), number)
             actor.worker = worker
             worker.actors[actor] = None
             head._actors.add(actor)

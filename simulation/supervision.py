@@ -139,7 +139,7 @@ class Supervision:
                     self._record.break_("I9", f"{actor.label} is dead and has resources of {place.label}")
             if not dead:
                 if actor.state != "pending" and actor.actor_id not in self._restarts and actor.recipe is not None:
-                    self._restarts[actor.actor_id] = actor.options.get("max_restarts") or 0
+                    self._restarts[actor.actor_id] = actor.spec.max_restarts
                 if actor.name is not None:
                     self._named(actor, named.setdefault((actor.namespace, actor.name), actor))
         for actor in actors._by_name.values():

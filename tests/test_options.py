@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from math import inf
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 
+from zcactor.errors import ProtocolError
 from zcactor.options import (
     _TABLES,
     ActorDeclaration,
+    ActorSpec,
     CallOptions,
     MethodOptions,
     SpawnOptions,
+    accepted,
     check_options,
     check_together,
     checked_seconds,
@@ -180,3 +185,29 @@ def test_time_limits_are_real_numbers_of_seconds() -> None:
     for value in (-1, -1e-300, -(10**400), np.float32("nan")):
         with pytest.raises(ValueError, match="here: timeout is"):
             checked_seconds(value, "here")
+
+
+def test_a_spec_goes_to_other_processes_and_comes_back() -> None:
+    options = {
+        "namespace": "n", "name": np.str_("till"), "num_cpus": np.float64(0.5),
+        "resources": MappingProxyType({np.str_("a"): np.float64(1)}),
+        "max_restarts": 1, "env": {"A": "1"}, "process": "own",
+    }  # fmt: skip
+    spec = ActorSpec.of(options)
+    plain = spec.plain()
+    assert plain == {
+        "namespace": "n", "name": "till", "num_cpus": 0.5, "resources": {"a": 1}, "max_restarts": 1, "env": {"A": "1"},
+    }  # fmt: skip
+    assert ActorSpec.from_plain(plain) == spec
+    assert ActorSpec.from_plain({**plain, "of_a_later_version": 5}) == spec
+
+
+@pytest.mark.parametrize("plain", [{}, {"namespace": 5}, {"namespace": "n", "lifetime": "long"}, b"", None])
+def test_a_malformed_spec(plain: object) -> None:
+    with pytest.raises(ProtocolError, match="the options of an actor are malformed"):
+        ActorSpec.from_plain(plain)
+
+
+def test_each_option_of_an_actor_is_in_its_spec() -> None:
+    names = {field.name for field in msgspec.structs.fields(ActorSpec)}
+    assert names == {*accepted("declaration"), "log_level"}

@@ -7,8 +7,13 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, Final, Literal, TypedDict
 
+import msgspec
+
+from zcactor.errors import ProtocolError
+
 __all__ = [
     "ActorDeclaration",
+    "ActorSpec",
     "CallOptions",
     "MethodOptions",
     "SpawnOptions",
@@ -91,6 +96,64 @@ class MethodOptions(CallOptions, total=False):
     """Name of one of the actor's ``concurrency_groups``."""
     inline: bool
     """Run a short sync method on the actor's loop, which saves the hand-over to its thread."""
+
+
+def _exact(value: Any) -> Any:
+    """A value of an option as one of Python's own types: NumPy's numbers and texts are subclasses of these."""
+    if isinstance(value, Mapping):
+        return {_exact(key): _exact(each) for key, each in value.items()}
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float(value)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class ActorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All options of one actor, as its spawner, the head and the worker have them, and as the head's log keeps them.
+
+    An option that another version of zcactor lacks is left out there.
+    """
+
+    namespace: str
+    name: str | None = None
+    get_if_exists: bool = False
+    lifetime: Literal["owned", "detached"] = "owned"
+    num_cpus: float = 0
+    num_gpus: float = 0
+    resources: dict[str, float] = {}
+    node: str | None = None
+    process: Literal["own", "shared"] = "own"
+    max_concurrency: int | None = None
+    max_pending_calls: int | None = None
+    max_restarts: int = 0
+    max_retries: int = 0
+    env: dict[str, str] = {}
+    on_hang: Literal["none", "kill"] = "none"
+    concurrency_groups: dict[str, int] = {}
+    log_level: int | None = None
+    """The level of the spawner's root logger; None for that of a new process."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ActorSpec:
+        """The spec of checked options; see `check_options`."""
+        return cls(**{name: _exact(value) for name, value in options.items()})
+
+    def plain(self) -> dict[str, Any]:
+        """The options that differ from their defaults, for the wire."""
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_plain(cls, plain: object) -> ActorSpec:
+        """The result of `plain`, from a peer.
+
+        Raises:
+            ProtocolError: `plain` has another form.
+        """
+        try:
+            return msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            raise ProtocolError(f"the options of an actor are malformed: {error}") from error
 
 
 def checked_seconds(timeout: Any, what: str) -> float | None:

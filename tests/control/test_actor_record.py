@@ -11,6 +11,7 @@ from zcactor.control.actor_record import CRASH_LOOP, FIRST_PAUSE, PROVEN, ActorR
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.marshal.packed import Packed
+from zcactor.options import ActorSpec
 
 
 class Empty:
@@ -19,7 +20,7 @@ class Empty:
 
 def record(**options: Any) -> ActorRecord:
     """A living actor."""
-    made = ActorRecord({"namespace": "n", **options}, "Empty", Interface.of(Empty).wire(), ProcessId(b"o" * 16), 7)
+    made = ActorRecord(ActorSpec("n", **options), "Empty", Interface.of(Empty).wire(), ProcessId(b"o" * 16), 7)
     made.recipe = Packed(b"", (), 0)
     made.set_state("alive")
     return made
@@ -104,7 +105,7 @@ async def test_the_dead_keep_little() -> None:
     actor.set_state("dead", "a cause")
     actor.strip()
     assert (actor.label, actor.cause, actor.pid, actor.state) == ("Empty(it)", "a cause", 0, "dead")
-    assert (actor.options, actor.recipe, actor.interface, actor.worker) == ({}, None, None, None)
+    assert (actor.spec.env, actor.recipe, actor.interface, actor.worker) == ({}, None, None, None)
     assert not actor.may_restart()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +12,7 @@ from zcactor.control.actor_table import ActorTable
 from zcactor.errors import NoSuchActor
 from zcactor.ids import ActorId, ProcessId
 from zcactor.interface import Interface
+from zcactor.options import ActorSpec
 
 
 class Shop:
@@ -27,8 +26,7 @@ UNKNOWN = ActorId(b"a" * 16)
 
 def record(number: int, name: str | None = None, owner: ProcessId = X) -> ActorRecord:
     """A record of an actor."""
-    options: dict[str, Any] = {"namespace": "default", "name": name}
-    return ActorRecord(options, "Shop", WIRE, owner, number)
+    return ActorRecord(ActorSpec("default", name), "Shop", WIRE, owner, number)
 
 
 @pytest.mark.slow
@@ -115,7 +113,7 @@ def test_a_spawn_that_was_given_up_may_be_made_again(monkeypatch: pytest.MonkeyP
     given_up.set_state("dead", "its spawn was cancelled")
     table.bury(given_up)
     assert table.answered(given_up.actor_id, 7, X) is None
-    again = ActorRecord({"namespace": "default"}, "Shop", WIRE, X, 7, given_up.actor_id)
+    again = ActorRecord(ActorSpec("default"), "Shop", WIRE, X, 7, given_up.actor_id)
     table.add(again)
     for number in (8, 9):  # so many deaths that the first one would be forgotten
         table.add(dead := record(number))

@@ -29,6 +29,7 @@ from zcactor.control.node_table import facts_of
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.marshal.packed import Packed
+from zcactor.options import ActorSpec
 
 HEAD, OWNER = ProcessId(b"h" * 16), ProcessId(b"o" * 16)
 PART: Any = object()
@@ -39,7 +40,7 @@ class Shop:
 
 
 def record(recipe: Packed | None = None, **options: Any) -> ActorRecord:
-    made = ActorRecord({"namespace": "n", **options}, "Shop", Interface.of(Shop).wire(), OWNER, 7)
+    made = ActorRecord(ActorSpec.of({"namespace": "n", **options}), "Shop", Interface.of(Shop).wire(), OWNER, 7)
     made.recipe, made.asked, made.number, made.node_id = recipe, b"r" * 16, 3, "ab"
     return made
 
@@ -58,7 +59,7 @@ def test_an_actor_is_read_as_it_was() -> None:
     (entry,) = entries.actors.values()
     assert (entry.state, entry.request, entry.object_id) == ("pending", b"r" * 16, 7)
     assert (entry.owner, entry.number) == (OWNER, 3)
-    assert entry.options == {"namespace": "n", "name": "till", "resources": {"GPU": 0.5}}
+    assert entry.options == ActorSpec("n", "till", resources={"GPU": 0.5})
     assert Interface.from_wire(entry.interface) is actor.interface
     assert (entry.node, entry.gpus, entry.restarts, entry.worker) == ("ab", (1,), 2, b"")
     assert entry.recipe == RecipeAt(4, [])

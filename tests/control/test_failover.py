@@ -16,6 +16,7 @@ from zcactor.control.failover import Decisions, Failover, ReportedWorker
 from zcactor.control.node_table import NodeRecord, NodeTable, RemotePool, facts_of
 from zcactor.ids import ProcessId
 from zcactor.marshal.packed import Packed
+from zcactor.options import ActorSpec
 from zcactor.process.cluster import NodeService
 
 PATIENCE = 20.0
@@ -26,7 +27,7 @@ FACTS = facts_of("n@host:1", ("local",), "machine n")
 
 def of_log(number: int, node: ProcessId, worker: bytes = W1, owner: ProcessId = DRIVER, **more: Any) -> ActorRecord:
     """An actor as the log has it."""
-    actor = ActorRecord({"namespace": "default", "num_cpus": 1, **more}, "Shop", WIRE, owner, number)
+    actor = ActorRecord(ActorSpec("default", num_cpus=1, **more), "Shop", WIRE, owner, number)
     actor.node_id, actor.location = node.hex(), (worker, 2 + number)
     actor.recipe = Packed(b"", (), 0)
     actor.set_state("restarting", "not seen yet")
@@ -200,7 +201,7 @@ async def test_no_further_actor_goes_to_a_shared_worker_of_before() -> None:
     made = Taking({actor: "alive"}, drivers=())
     node = made.comes(NODE, worker(W1, shared=True))
     assert actor.worker is not None
-    other = made.nodes.worker_for(node, "Shop", {"process": "shared"}, DRIVER)
+    other = made.nodes.worker_for(node, "Shop", ActorSpec("default", process="shared"), DRIVER)
     assert other is not actor.worker
 
 

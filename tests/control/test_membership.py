@@ -23,10 +23,12 @@ from zcactor.control.recipes import Recipes
 from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.ids import ProcessId
+from zcactor.options import ActorSpec
 from zcactor.process.epochs import Deposed
 from zcactor.rpc.services import current_call
 from zcactor.workers.worker_table import WorkerRecord
 
+SPEC = ActorSpec("default")
 NODE, WORKER = ProcessId(b"n" * 16), ProcessId(b"w" * 16)
 FACTS = facts_of("n@host:1", ("local", "tcp"), "machine n")
 
@@ -92,7 +94,7 @@ async def test_a_node_whose_last_connection_is_a_later_one() -> None:
     """A node that has lost the head, which has not noticed, says goodbye by another connection."""
     head = Head()
     _, node = await head.join()
-    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    record = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     later = FakeSession(NODE)
     later.closed = ConnectionLost("the process closed the connection")
     head.members.session_lost(later)  # type: ignore[arg-type]
@@ -106,13 +108,13 @@ async def test_a_node_that_joins_and_is_lost(caplog: pytest.LogCaptureFixture) -
     session, node = await head.join()
     assert head.nodes.ledger.total() == {"CPU": 3}
     assert await head.members.find(NODE) == "n@host:1"
-    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    record = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     await head.process.settle()
     assert (NODE, "start_worker", 1, record.process, "Shard", {}, DRIVER, False) in head.process.asked
     await head.by(session, head.members.worker_started(1, record.process, 7, "w@host:2"))
     await head.by(session, head.members.worker_said(1, DRIVER, "stdout", "one\ntwo\n"))
     assert head.done == [("ready", record.process, 7, "w@host:2"), ("show", DRIVER, "stdout", "", ["one", "two"])]
-    other = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    other = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     await head.by(session, head.members.worker_ended(1, other.process, "killed by signal 9"))
     assert head.done[2:] == [("ended", other.process, "killed by signal 9")]
     session.closed = ConnectionLost("cut")
@@ -156,7 +158,7 @@ async def test_a_node_that_accepts_no_connection(
 async def test_how_long_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head()
     session, node = await head.join()
-    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    record = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     await head.process.settle()
     await head.by(session, head.members.worker_started(1, record.process, 7, "w@host:2"))
     head.nodes.addresses[record.process] = "w@host:2"
@@ -185,7 +187,7 @@ async def test_actors_of_a_node_that_may_still_run_are_not_given_up_at_once(monk
 
     head = Head()
     session, node = await head.join()
-    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    record = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep, timeout=asyncio.timeout))
     session.closed = ConnectionLost("broke: Connection timed out")
     session.closed.__cause__ = TimeoutError(110, "Connection timed out")
@@ -215,7 +217,7 @@ async def test_a_node_that_hangs_is_given_up_later_than_its_connection(monkeypat
         head.members.session_lost(session)  # type: ignore[arg-type]
 
     monkeypatch.setattr(session, "aclose", aclose)
-    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    record = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     async with asyncio.timeout(20):
         while session.closed is None:
             await asyncio.sleep(0)
@@ -352,7 +354,7 @@ async def test_a_head_that_is_deposed_gives_no_order(caplog: pytest.LogCaptureFi
     head = Head(answer)
     _, node = await head.join()
     for _ in range(2):
-        head.nodes.worker_for(node, "Shard", {}, DRIVER)
+        head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
         await head.process.settle()
     assert [what[1] for what in head.process.asked].count("start_worker") == 1
     assert "this head decides no more: the term with epoch 1 is over: the log is at epoch 9" in caplog.text
@@ -485,7 +487,7 @@ async def test_a_patient_node_that_has_closed_its_connection(
     monkeypatch.setattr(membership, "FENCE", 0.0)
     monkeypatch.setattr(membership, "_BEYOND", -6.0)
     session, node = await head.join()
-    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    record = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     session.closed = ConnectionLost("reset")
     session.closed.__cause__ = ConnectionResetError(104, "reset")
     head.members.session_lost(session)  # type: ignore[arg-type]
@@ -510,7 +512,7 @@ async def test_a_patient_node_that_has_left_in_order(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(membership, "FENCE", 0.0)
     monkeypatch.setattr(membership, "_BEYOND", -6.0)
     session, node = await head.join()
-    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    record = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     await head.by(session, head.members.leave_node(head.recorder.epoch))
     if not left:
         await head.by(session, head.members.worker_ended(head.recorder.epoch, record.process, "it ended"))
@@ -549,7 +551,7 @@ async def test_a_head_that_others_can_follow_asks_whether_nodes_serve_it() -> No
     while len(noted) < 3:
         await asyncio.sleep(0.001)
     assert noted[2] == ("serves", node.id, 7.0), "nodes are asked without a term, too"
-    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    record = head.nodes.worker_for(node, "Shard", SPEC, DRIVER)
     for _ in range(10):
         await asyncio.sleep(0)
     assert not any(what[1] == "start_worker" for what in head.process.asked), "orders wait for a term"

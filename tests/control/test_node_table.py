@@ -23,10 +23,12 @@ from zcactor.control.node_table import (
 )
 from zcactor.errors import ConnectionLost, InsufficientResources
 from zcactor.ids import ProcessId
+from zcactor.options import ActorSpec
 from zcactor.process.cluster import NodeService
 from zcactor.workers.worker_table import WorkerRecord
 
 DRIVER = ProcessId(b"d" * 16)
+SPEC, SHARED = ActorSpec("default"), ActorSpec("default", process="shared")
 
 
 class Node(NodeRecord):
@@ -61,7 +63,7 @@ async def test_where_an_actor_goes() -> None:
     assert home(nodes, made, DRIVER) == "a", "a stranger's actors go to the head's node first"
     nodes.drivers[DRIVER] = DriverRecord(DRIVER, "machine c")
     assert home(nodes, made, DRIVER) == "c", "a program's to the node on its host"
-    worker = nodes.worker_for(made["b"], "Shard", {}, DRIVER)
+    worker = nodes.worker_for(made["b"], "Shard", SPEC, DRIVER)
     assert home(nodes, made, worker.process) == "b", "a worker's to its own node"
     assert home(nodes, made, made["c"].process) == "c"
     nodes.remove(made["b"])
@@ -99,8 +101,8 @@ async def test_of_two_nodes_on_a_machine_the_first_is_preferred() -> None:
 
 async def test_workers_are_known_until_they_have_ended() -> None:
     nodes, made = nodes_of("a", "b")
-    first, second = (nodes.worker_for(made[letter], "Shard", {}, DRIVER) for letter in "ab")
-    shared = nodes.worker_for(made["b"], "Shard", {"process": "shared"}, DRIVER)
+    first, second = (nodes.worker_for(made[letter], "Shard", SPEC, DRIVER) for letter in "ab")
+    shared = nodes.worker_for(made["b"], "Shard", SHARED, DRIVER)
     nodes.addresses[second.process] = "b@host:2"
     assert nodes.worker(first.process) == (made["a"], first)
     assert nodes.workers_for(DRIVER) == [first.process, second.process, shared.process]
@@ -120,7 +122,7 @@ async def test_workers_are_known_until_they_have_ended() -> None:
 async def test_a_worker_that_is_started_after_its_node_was_lost_ends_at_once() -> None:
     nodes, made = nodes_of("a", "b")
     made["b"].pool.lost("its node was lost")
-    worker = nodes.worker_for(made["b"], "Shard", {}, DRIVER)
+    worker = nodes.worker_for(made["b"], "Shard", SPEC, DRIVER)
     assert not worker.ended.done(), "the caller has to enter its actor first"
     assert await worker.ended == "its node was lost"
     assert (made["b"].ended, made["b"].told, made["b"].pool.by_process) == ([worker], [], {})
@@ -131,7 +133,7 @@ async def test_an_actor_sees_its_gpus_alone() -> None:
     made["b"].facts["gpus"] = ["GPU-0", "GPU-1", "GPU-2"]
 
     def environment(letter: str, gpus: tuple[int, ...], **options: Any) -> dict[str, str]:
-        nodes.worker_for(made[letter], "Shard", options, DRIVER, gpus)
+        nodes.worker_for(made[letter], "Shard", ActorSpec("default", **options), DRIVER, gpus)
         found: dict[str, str] = made[letter].told[-1][3]
         return found
 
@@ -209,18 +211,17 @@ async def test_a_node_that_is_lost_takes_its_workers_along() -> None:
 async def test_shared_workers() -> None:
     nodes, made = nodes_of("a")
     node = made["a"]
-    options = {"process": "shared"}
-    first = nodes.worker_for(node, "Shard", options, DRIVER)
+    first = nodes.worker_for(node, "Shard", SHARED, DRIVER)
     first.actors["an actor"] = None
-    others = [nodes.worker_for(node, "Shard", options, DRIVER) for _ in range(SHARED_WORKERS - 1)]
+    others = [nodes.worker_for(node, "Shard", SHARED, DRIVER) for _ in range(SHARED_WORKERS - 1)]
     assert len({first, *others}) == SHARED_WORKERS
-    emptiest = nodes.worker_for(node, "Shard", options, DRIVER)
+    emptiest = nodes.worker_for(node, "Shard", SHARED, DRIVER)
     assert emptiest in node.shared
     assert emptiest is not first or SHARED_WORKERS == 1
     for record in node.shared:
         record.leaving = True
-    assert nodes.worker_for(node, "Shard", options, DRIVER) not in {first, *others}
-    own = nodes.worker_for(node, "Shard", {"env": {"A": "1"}}, DRIVER)
+    assert nodes.worker_for(node, "Shard", SHARED, DRIVER) not in {first, *others}
+    own = nodes.worker_for(node, "Shard", ActorSpec("default", env={"A": "1"}), DRIVER)
     assert own not in node.shared
     assert node.told[-1] == (NodeService.start_worker, own.process, "Shard", {"A": "1"}, DRIVER, False)
 
@@ -233,7 +234,7 @@ async def test_no_process_can_be_started() -> None:
 
     made["a"].pool.start = start  # type: ignore[method-assign]
     with pytest.raises(InsufficientResources, match=r"for Shard: .*Too many open files; see ulimit -n"):
-        nodes.worker_for(made["a"], "Shard", {}, DRIVER)
+        nodes.worker_for(made["a"], "Shard", SPEC, DRIVER)
 
 
 def test_machines(tmp_path: Path) -> None:

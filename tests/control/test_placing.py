@@ -139,7 +139,7 @@ def test_a_spawn_whose_node_is_lost_while_the_log_takes_it_is_placed_elsewhere()
         log.gate.set()
         keeper: Any = await spawning
         assert await keeper.keep("abc") == 3
-        (entry,) = [entry for entry in log.entries.actors.values() if entry.options.get("name") == "k"]
+        (entry,) = [entry for entry in log.entries.actors.values() if entry.options.name == "k"]
         assert (entry.state, entry.worker) == ("alive", keeper._remote.location[0])
         assert [each.node_id for each in await zc.actors() if each.name == "k"] != [one]
 

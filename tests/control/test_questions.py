@@ -20,6 +20,7 @@ from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import AuthenticationError, NoSuchActor
 from zcactor.ids import ActorId, ProcessId
 from zcactor.interface import Interface
+from zcactor.options import ActorSpec
 
 NODE = ProcessId(b"n" * 16)
 
@@ -35,8 +36,7 @@ class Asked(Head):
 
     def add(self, name: str) -> ActorRecord:
         """A pending actor."""
-        options: dict[str, Any] = {"namespace": "shops", "name": name, "num_cpus": 1}
-        actor = ActorRecord(options, "Shop", Interface.of(object).wire(), DRIVER, 7)
+        actor = ActorRecord(ActorSpec("shops", name, num_cpus=1), "Shop", Interface.of(object).wire(), DRIVER, 7)
         self._actors.add(actor)
         return actor
 

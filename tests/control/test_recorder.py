@@ -690,7 +690,7 @@ def test_the_log_says_what_the_head_knows_and_that_the_cluster_has_ended() -> No
                     actor.actor_id,
                 )  # fmt: skip
                 for field in (
-                    "options",
+                    "spec",
                     "class_name",
                     "interface",
                     "owner",
@@ -703,7 +703,7 @@ def test_the_log_says_what_the_head_knows_and_that_the_cluster_has_ended() -> No
                 assert (entry.node, entry.worker, entry.index) == (actor.node_id, *actor.location)
                 assert (entry.state, entry.number, entry.request) == ("alive", actor.number, actor.asked)
                 recipe = entries.recipes.get(actor.actor_id.hex())
-                assert recipe == (actor.recipe.payload if actor.options["max_restarts"] else None)
+                assert recipe == (actor.recipe.payload if actor.spec.max_restarts else None)
             assert not entries.closed
 
         made.run(program)

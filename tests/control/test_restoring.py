@@ -11,13 +11,14 @@ from zcactor.control.head import restored
 from zcactor.control.head_log import Change, applied
 from zcactor.ids import ProcessId
 from zcactor.marshal.packed import Packed
+from zcactor.options import ActorSpec
 
 HERE = ProcessId(b"h" * 16)
 
 
 def record(number: int, **options: Any) -> ActorRecord:
     """A record of an actor that `X` has made."""
-    return ActorRecord({"namespace": "default", **options}, "Shop", WIRE, X, number)
+    return ActorRecord(ActorSpec("default", **options), "Shop", WIRE, X, number)
 
 
 def log_of(*actors: tuple[ActorRecord, str], max_recipe: int = 1000) -> dict[str, dict[str, bytes]]:

@@ -11,12 +11,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from zcactor.control.scheduler import Ledger, Order, request_of
 from zcactor.errors import InsufficientResources
+from zcactor.options import ActorSpec
 
 
 def test_requests() -> None:
-    assert request_of({}) == {}
-    assert request_of({"num_cpus": 0, "num_gpus": 0.5, "resources": {"a": 1, "b": 0}}) == {"GPU": 0.5, "a": 1.0}
-    assert request_of({"num_cpus": 2, "resources": None}) == {"CPU": 2.0}
+    assert request_of(ActorSpec("n")) == {}
+    assert request_of(ActorSpec("n", num_gpus=0.5, resources={"a": 1, "b": 0})) == {"GPU": 0.5, "a": 1.0}
+    assert request_of(ActorSpec("n", num_cpus=2)) == {"CPU": 2.0}
 
 
 ONE = "0" * 32

@@ -11,6 +11,7 @@ from zcactor.control.scheduler import Ledger
 from zcactor.control.shortage import waits
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
+from zcactor.options import ActorSpec
 from zcactor.workers.worker_table import WorkerRecord
 
 NODE = ProcessId(b"n" * 16)
@@ -19,7 +20,7 @@ INTERFACE = Interface.of(object).wire()
 
 def actor(name: str, **options: Any) -> ActorRecord:
     """An actor that has no place yet."""
-    made = ActorRecord({"namespace": "default", "name": name, **options}, "Shard", INTERFACE, ProcessId(b"o" * 16), 1)
+    made = ActorRecord(ActorSpec("default", name, **options), "Shard", INTERFACE, ProcessId(b"o" * 16), 1)
     assert made.label == f"Shard({name})"
     return made
 

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
 from zcactor.options import (
     ActorDeclaration,
+    ActorSpec,
     MethodOptions,
     SpawnOptions,
     check_can_be_sent,
@@ -31,6 +31,8 @@ from zcactor.process.cluster import HeadService, WorkerService
 from zcactor.process.context import current, current_host
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+
     from zcactor.api.remote_actor import RemoteActor
     from zcactor.api.typed import Method, MethodDecorator, StreamMethod
     from zcactor.process.context import LocalProcess
@@ -303,12 +305,12 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     args = tuple([await value if type(value) is ObjectRef else value for value in args])
     kwargs = {name: await value if type(value) is ObjectRef else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
-    within = _KEPT if merged.get("max_restarts") else 0
-    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, first=0))
-    plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     if (level := logging.getLogger().level) != logging.WARNING:
-        plain["log_level"] = level
-    kept = recipe if within else None
+        merged["log_level"] = level
+    spec = ActorSpec.of(merged)
+    within = _KEPT if spec.max_restarts else 0
+    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, first=0))
+    plain, kept = spec.plain(), recipe if within else None
     made, interface = for_spawn(), Interface.of(cls).wire()
     with _telling(process, name):
         handle, existed = await process.head.ask(HeadService.reserve, plain, name, interface, kept, *made, b"")

@@ -36,6 +36,7 @@ from zcactor.objects.trimmer import Trimmer
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.placement import Placements
 from zcactor.observe.stats import Stats, StatsService, stats_of
+from zcactor.options import ActorSpec
 from zcactor.peers.connections import Connections
 from zcactor.peers.failure_detector import FailureDetector
 from zcactor.peers.head_link import HeadLink
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Process"]
 
-_SERVED: Final = {"max_concurrency": 1 << 20}
+_SERVED: Final = ActorSpec("default", max_concurrency=1 << 20)
 """The options of the services, whose calls wait for each other."""
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zcactor import ids
 from zcactor.control.scheduler import request_of
 from zcactor.interface import Interface, shown
+from zcactor.options import ActorSpec
 
 if TYPE_CHECKING:
     import weakref
@@ -60,7 +61,7 @@ class ActorRecord:
     """The head's record of one actor.
 
     Args:
-        options: as given by its spawner.
+        spec: its options.
         class_name: of its class, which the head need not be able to import.
         interface: the result of `Interface.wire`.
         owner: process id of its spawner.
@@ -69,19 +70,18 @@ class ActorRecord:
     """
 
     def __init__(
-        self, options: dict[str, Any], class_name: str, interface: Any, owner: ProcessId, object_id: int,
+        self, spec: ActorSpec, class_name: str, interface: Any, owner: ProcessId, object_id: int,
         actor_id: ActorId | None = None,
     ) -> None:  # fmt: skip
         self.actor_id = actor_id or ids.new_actor()
         self.number = 0
         """Its number among the actors of a head, in the order of their spawns."""
         self.object_id = object_id
-        self.options = options
+        self.spec = spec
         self.class_name = shown(class_name)
         self.interface: Interface | None = Interface.from_wire(interface)
         self.owner = owner
-        self.name: str | None = options.get("name")
-        self.namespace: str = options["namespace"]
+        self.name, self.namespace = spec.name, spec.namespace
         self.state = "pending"
         """One of: pending, alive, restarting, dead."""
         self.worker: WorkerRecord | None = None
@@ -96,7 +96,7 @@ class ActorRecord:
         self.restarts = 0
         self.recipe: Packed | None = None
         """Its class and arguments; None for an actor that is never started again, and where agents hold them."""
-        self.request = request_of(options)
+        self.request = request_of(spec)
         self.node: NodeRecord | None = None
         """The actor's node, once it has been placed; the resources of its request are taken there."""
         self.node_id = ""
@@ -151,7 +151,7 @@ class ActorRecord:
     @property
     def detached(self) -> bool:
         """Whether the actor outlives its owner and its handles."""
-        return self.options.get("lifetime") == "detached"
+        return self.spec.lifetime == "detached"
 
     def set_state(self, state: str, cause: str = "") -> None:
         """Change the state, and wake the waiters."""
@@ -195,7 +195,7 @@ class ActorRecord:
         self._last_pid = self.pid
         self.gone = None if self.worker is None or self.worker.shared else self.worker.ended
         self.worker = self.recipe = self.interface = self.token = self.withdraw = None
-        self.options = {}
+        self.spec = ActorSpec(self.namespace, self.name)
         self.recorded = False
 
     def may_restart(self, *, is_held: bool = False) -> bool:
@@ -204,7 +204,7 @@ class ActorRecord:
         Args:
             is_held: whether agents hold its class and arguments, so that the head need not have them.
         """
-        limit: int = self.options.get("max_restarts") or 0
+        limit = self.spec.max_restarts
         return (
             (self.recipe is not None or is_held)
             and self.ending is None

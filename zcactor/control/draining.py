@@ -206,16 +206,16 @@ class Draining:
         """Whether an actor may be constructed elsewhere."""
         return (
             is_at_hand(actor, self._nodes)
-            and bool(actor.options.get("max_restarts"))
+            and bool(actor.spec.max_restarts)
             and actor.ending is None
-            and actor.options.get("node") in (None, "spread", "pack")
+            and actor.spec.node in (None, "spread", "pack")
         )
 
     def _reason(self, actor: ActorRecord) -> str:
         """The reason why an actor is still there, as a line."""
-        if actor.options.get("node") not in (None, "spread", "pack"):
+        if actor.spec.node not in (None, "spread", "pack"):
             return f"{actor.label}: it was spawned for this node"
-        if not actor.options.get("max_restarts"):
+        if not actor.spec.max_restarts:
             return f"{actor.label}: it has max_restarts=0, so only its end frees the node"
         return f"{actor.label}: it is {actor.state}, and has running calls or waits for room"
 

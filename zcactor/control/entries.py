@@ -25,6 +25,7 @@ import msgspec
 
 from zcactor.control.head_log import MAX_NBYTES, Change, nbytes_of
 from zcactor.interface import shown
+from zcactor.options import ActorSpec  # noqa: TC001  # msgspec resolves the annotation
 from zcactor.transport.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class ActorEntry(msgspec.Struct, frozen=True):
         object_id: the id by which processes hold it.
         owner: process id of its spawner.
         number: its number among the actors of the cluster, in the order of their spawns.
-        options: as its spawner gave them; name, namespace and resources are among them.
+        options: as its spawner gave them.
         interface: the result of `zcactor.interface.Interface.wire`.
         restarts: how often it was started again.
         node: the id of its node; its resources are taken there.
@@ -109,7 +110,7 @@ class ActorEntry(msgspec.Struct, frozen=True):
     object_id: int
     owner: bytes
     number: int
-    options: dict[str, Any]
+    options: ActorSpec
     class_name: str
     interface: bytes
     restarts: int
@@ -182,7 +183,7 @@ def actor_change(actor: ActorRecord, state: str) -> Change:
     """The change that an actor is in `state`."""
     worker = actor.planned or b"" if actor.worker is None else actor.worker.process
     entry = ActorEntry(
-        state, actor.asked, actor.object_id, actor.owner, actor.number, actor.options, actor.class_name,
+        state, actor.asked, actor.object_id, actor.owner, actor.number, actor.spec, actor.class_name,
         b"" if actor.interface is None else actor.interface.wire(), actor.restarts, actor.node_id, actor.gpus,
         worker, actor.index,
         _recipe_at(actor),
@@ -215,7 +216,7 @@ def reserved_changes(actor: ActorRecord, max_recipe: int, here: ProcessId) -> li
         changes.append(Change("name", name_key(actor.namespace, actor.name), actor.actor_id))
     nbytes = sum(map(nbytes_of, changes))
     if nbytes > MAX_NBYTES:
-        size = sum(len(name) + len(value) for name, value in (actor.options.get("env") or {}).items())
+        size = sum(len(name) + len(value) for name, value in actor.spec.env.items())
         raise ValueError(
             f"the environment of an actor has {size} bytes; all of its options and its interface have {nbytes}, and at "
             f"most {MAX_NBYTES} are possible"

@@ -50,8 +50,8 @@ def _pack_grant(packing: Any, grant: HandleGrant) -> bytes:
         raise ActorDied(record.label, record.cause, False)
     remote = RemoteActor(
         process, record.actor_id, record.interface, (record.worker.process, record.index), record.name,
-        record.namespace, record.options.get("max_pending_calls") or process.config.max_pending_calls,
-        record.options.get("max_retries") or 0,
+        record.namespace, record.spec.max_pending_calls or process.config.max_pending_calls,
+        record.spec.max_retries,
     )  # fmt: skip
     lease = packing.add(Part(RegionKind.ACTOR, grants.token_of(record), 0, 0))
     return describe(remote, lease, grants.place_of(record.worker.process))

@@ -52,6 +52,7 @@ from zcactor.ids import ActorId, ProcessId
 from zcactor.interface import shown
 from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
+from zcactor.options import ActorSpec
 from zcactor.process.cluster import HeadNews, HeadService, OwnNodeService, WorkerService
 from zcactor.rpc.services import Services, calling_process
 from zcactor.workers.output import Printers
@@ -194,7 +195,7 @@ def restored(entries: Entries) -> dict[ActorRecord, str]:
     found: dict[ActorRecord, str] = {}
     for key, entry in sorted(entries.actors.items(), key=lambda item: item[1].number):
         actor = ActorRecord(
-            dict(entry.options), entry.class_name, entry.interface, ProcessId(entry.owner), entry.object_id,
+            entry.options, entry.class_name, entry.interface, ProcessId(entry.owner), entry.object_id,
             ActorId(bytes.fromhex(key)),
         )  # fmt: skip
         actor.asked, actor.restarts, actor.recorded = entry.request, entry.restarts, True
@@ -359,18 +360,19 @@ class Head(HeadService, OwnNodeService):
     # ---------------------------------------------------------------- spawning
 
     async def reserve(
-        self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, request: bytes,
+        self, spec: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, request: bytes,
         actor_id: ActorId, object_id: int, spawner: bytes,
     ) -> tuple[Any, bool]:  # fmt: skip
         """See `HeadService`."""
         asked = ids.SpawnIds(request, actor_id, object_id)
         owner = self._asking(spawner)
-        reserve = functools.partial(self._reserve, options, class_name, interface, recipe, asked, owner)
+        wanted = ActorSpec.from_plain(spec)
+        reserve = functools.partial(self._reserve, wanted, class_name, interface, recipe, asked, owner)
         actor, existed = await self._answers.once(owner + request, reserve)
         return HandleGrant(self.grants, actor), existed
 
     async def _reserve(
-        self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, asked: ids.SpawnIds,
+        self, spec: ActorSpec, class_name: str, interface: Any, recipe: Packed | None, asked: ids.SpawnIds,
         owner: ProcessId,
     ) -> tuple[ActorRecord, bool]:  # fmt: skip
         await self.members.some_node()
@@ -380,9 +382,9 @@ class Head(HeadService, OwnNodeService):
             if known.state == "pending" and known.worker is not None:  # it was placed by an earlier head
                 await known.worker.started(self.process.config.spawn_timeout, known.label)
             return known, False
-        existing = self._actors.holder_of(options["namespace"], options.get("name"))
+        existing = self._actors.holder_of(spec.namespace, spec.name)
         if existing is not None:
-            if not options.get("get_if_exists"):
+            if not spec.get_if_exists:
                 raise NameTaken(
                     f"an actor named {existing.name!r} lives in namespace {existing.namespace!r} already; stop it, "
                     "choose another name, or pass get_if_exists=True to get its handle"
@@ -390,11 +392,11 @@ class Head(HeadService, OwnNodeService):
             await existing.settled()
             if existing.state == "alive":
                 return existing, True
-            return await self._reserve(options, class_name, interface, recipe, asked, owner)
+            return await self._reserve(spec, class_name, interface, recipe, asked, owner)
         if self.closing:
             raise ConnectionLost("the node is shutting down")
-        self._nodes.check(options.get("node"), shown(class_name))
-        actor = ActorRecord(options, class_name, interface, owner, asked.object_id, asked.actor)
+        self._nodes.check(spec.node, shown(class_name))
+        actor = ActorRecord(spec, class_name, interface, owner, asked.object_id, asked.actor)
         actor.recipe, actor.asked = recipe, asked.request
         self._actors.add(actor)
         in_doubt = False
@@ -455,7 +457,7 @@ class Head(HeadService, OwnNodeService):
             actor.displaced = False
             if not self.closing:
                 self.grants.tell_holders(actor)
-        if actor.options.get("on_hang") == "kill":
+        if actor.spec.on_hang == "kill":
             self.process.tasks.start(watch(actor, self.process, self._heartbeat, self._hang_after))
 
     # ---------------------------------------------------------------- an earlier head's cluster
@@ -547,7 +549,7 @@ class Head(HeadService, OwnNodeService):
                 return
             declared = actor.interface
             assert declared is not None  # as the actor is not dead
-            made = (actor.index, actor.actor_id, actor.object_id, turn, actor.options, declared.wire(), recipe)
+            made = (actor.index, actor.actor_id, actor.object_id, turn, actor.spec.plain(), declared.wire(), recipe)
             await self.recorder.order(self.process.requests, session, WorkerService.create, *made)
             await actor.decided()
             if actor.restarts == turn and actor.state == "restarting":
@@ -862,7 +864,7 @@ class Head(HeadService, OwnNodeService):
         label = actor.class_name if actor.name is None else f"{actor.class_name} {shown(actor.name)}"
         assert actor.node is not None
         root = self._root(actor)
-        worker = self._nodes.worker_for(actor.node, label, actor.options, root, actor.gpus, actor.planned)
+        worker = self._nodes.worker_for(actor.node, label, actor.spec, root, actor.gpus, actor.planned)
         actor.worker, actor.planned = worker, None
         actor.index = worker.take_index()
         worker.actors[actor] = None
@@ -878,7 +880,7 @@ class Head(HeadService, OwnNodeService):
         whose constructor has to wait for that. A head which takes over ends a process that the log does not explain. No
         process is started in vain as long as the log is silent; a shared one is no actor's own."""
         actor.starting = True
-        if actor.options.get("process") == "shared" or not self.recorder.is_silent:
+        if actor.spec.process == "shared" or not self.recorder.is_silent:
             self._worker_of(actor)
         else:
             actor.planned, actor.index = ids.new_process(), FIRST_INDEX
@@ -919,7 +921,7 @@ class Head(HeadService, OwnNodeService):
         """Take another node for an actor, in the place of one that is lost."""
         lost, worker = actor.node, actor.worker
         assert lost is not None
-        if actor.options.get("node") not in (None, "spread", "pack"):
+        if actor.spec.node not in (None, "spread", "pack"):
             raise InsufficientResources(
                 f"no process could be started for {actor.label}: {lost.label} cannot be reached"
             )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from zcactor.config import Config
     from zcactor.ids import ProcessId
+    from zcactor.options import ActorSpec
 
 __all__ = [
     "SHARED_WORKERS", "VISIBLE", "DriverRecord", "NodeRecord", "NodeTable", "OwnWorkers", "RemotePool", "Workers",
@@ -308,7 +309,7 @@ class NodeTable:
             raise ValueError(f"{label}.options: there is no node {where!r}; nodes: {', '.join(self.by_id)}")
 
     def worker_for(
-        self, node: NodeRecord, label: str, options: Mapping[str, Any], driver: ProcessId, gpus: Sequence[int] = (),
+        self, node: NodeRecord, label: str, spec: ActorSpec, driver: ProcessId, gpus: Sequence[int] = (),
         process: ProcessId | None = None,
     ) -> WorkerRecord:  # fmt: skip
         """A worker for an actor: one of its own, or one of the shared workers.
@@ -316,7 +317,7 @@ class NodeTable:
         Args:
             node: where it is started.
             label: the label before its output.
-            options: of the actor. Its own environment prevails over the one that shows it its GPUs.
+            spec: the options of the actor. Its own environment prevails over the one that shows it its GPUs.
             driver: the program for which it works.
             gpus: the numbers of the actor's GPUs on the node.
             process: the process id of a worker of its own; None for a new one.
@@ -325,8 +326,8 @@ class NodeTable:
             InsufficientResources: the worker cannot be started.
         """
         try:
-            if options.get("process") != "shared":
-                env = {**node.environment(gpus), **(options.get("env") or {})}
+            if spec.process != "shared":
+                env = {**node.environment(gpus), **spec.env}
                 return self._start(node, label, env, driver, process, shared=False)
             alive = [worker for worker in node.shared if not worker.leaving]
             if len(alive) >= SHARED_WORKERS:

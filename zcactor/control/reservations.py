@@ -53,7 +53,7 @@ class Reservations:
             if not granted.done():
                 granted.set_exception(error)
 
-        where, owner = actor.options.get("node"), actor.owner
+        where, owner = actor.spec.node, actor.owner
         withdraw = self._nodes.ledger.acquire(actor.request, self._nodes.order(where, owner), grant, refuse)
         if actor.node is None and not granted.done():
 
@@ -95,7 +95,7 @@ class Reservations:
         def refuse(_: InsufficientResources) -> None:
             granted.set_result(False)
 
-        order = self._nodes.order(actor.options.get("node"), actor.owner)
+        order = self._nodes.order(actor.spec.node, actor.owner)
         try:
             withdraw = self._nodes.ledger.acquire(actor.request, order, grant, refuse)
         except InsufficientResources:

@@ -6,13 +6,17 @@ import copy
 import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from zcactor.errors import InsufficientResources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from zcactor.options import ActorSpec
 
 __all__ = ["Amounts", "GpuShares", "Ledger", "Order", "QueuedRequest", "request_of"]
 
@@ -104,17 +108,10 @@ _NAMED = 8
 """Nodes that a refusal lists."""
 
 
-def request_of(options: Mapping[str, object]) -> dict[str, float]:
-    """The resources that an actor's options ask for, by name; a zero amount is left out."""
-    request: dict[str, float] = {}
-    for name, option in (("CPU", "num_cpus"), (_GPU, "num_gpus")):
-        amount = options.get(option)
-        if isinstance(amount, int | float) and amount > 0:
-            request[name] = float(amount)
-    custom = options.get("resources")
-    if isinstance(custom, Mapping):
-        request.update({name: float(amount) for name, amount in custom.items() if amount > 0})
-    return request
+def request_of(spec: ActorSpec) -> dict[str, float]:
+    """The resources that an actor asks for, by name; a zero amount is left out."""
+    asked = {"CPU": spec.num_cpus, _GPU: spec.num_gpus, **spec.resources}
+    return {name: float(amount) for name, amount in asked.items() if amount > 0}
 
 
 class Order(msgspec.Struct, frozen=True):

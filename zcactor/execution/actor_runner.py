@@ -30,11 +30,12 @@ from zcactor.rpc.services import SYSTEM_INDEX, current_call
 from zcactor.rpc.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from zcactor.execution.home import Home
     from zcactor.marshal import Marshaller
     from zcactor.native import hot
+    from zcactor.options import ActorSpec
     from zcactor.rpc.parts import Part
 
 __all__ = ["ActorRunner", "send_back"]
@@ -104,7 +105,7 @@ class ActorRunner:
         index: the actor's number in this process, which CALL frames carry.
         actor_class: its class.
         label: the actor's name in messages.
-        options: its options; see `zcactor.options.ActorDeclaration`.
+        spec: its options.
         info: the result of `zc.current_actor` in its methods.
         interface: the interface by which callers know the actor, see `Interface.seen_as`; that of `actor_class` where
             it is None.
@@ -114,7 +115,7 @@ class ActorRunner:
     """Whether further calls go back to their callers, who send them again to the actor's next place."""
 
     def __init__(
-        self, process: Home, index: int, actor_class: type, label: str, options: Mapping[str, Any], info: Any = None,
+        self, process: Home, index: int, actor_class: type, label: str, spec: ActorSpec, info: Any = None,
         interface: Interface | None = None,
     ) -> None:  # fmt: skip
         self.process = process
@@ -142,28 +143,27 @@ class ActorRunner:
         self._drained: asyncio.Future[None] | None = None
         self._loop = process.loop
         self._is_system = index == SYSTEM_INDEX
-        shared = options.get("process") == "shared"
+        shared = spec.process == "shared"
         self.open_tasks = None if self._is_system else OpenTasks(self._loop, label, shared=shared)
         self._context = contextvars.copy_context()
         self._context.run(current_host.set, self)
         if not self._is_system:
             self._context.run(process.use_numpy)
         self._run_in_context = self._context.run
-        limit: int | None = options.get("max_concurrency")
-        groups: Mapping[str, int] = options.get("concurrency_groups") or {}
+        limit, groups = spec.max_concurrency, spec.concurrency_groups
         self._threads = process.crew or (process.threads if shared else None)
         self._mailboxes = {"": self._mailbox("", limit or 1, limit or process.config.max_concurrency_async)}
         for name, size in groups.items():
             self._mailboxes[name] = self._mailbox(name, size, size)
         self._specs = self.interface.methods
-        for spec in self._specs:
-            if spec.group not in self._mailboxes:
+        for method in self._specs:
+            if method.group not in self._mailboxes:
                 raise ValueError(
-                    f"{spec.label} is in concurrency group {spec.group!r}, which its actor does not declare "
+                    f"{method.label} is in concurrency group {method.group!r}, which its actor does not declare "
                     f"(declared: {', '.join(groups) or 'none'}); "
-                    f"use @zc.actor(concurrency_groups={{{spec.group!r}: n}})"
+                    f"use @zc.actor(concurrency_groups={{{method.group!r}: n}})"
                 )
-        self._by_code = [self._mailboxes[spec.group] for spec in self._specs]
+        self._by_code = [self._mailboxes[method.group] for method in self._specs]
 
     def _mailbox(self, name: str, sync_limit: int, async_limit: int) -> Mailbox:
         return Mailbox(

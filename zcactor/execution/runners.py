@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.execution.actor_runner import ActorRunner
+from zcactor.options import ActorSpec
 from zcactor.rpc.messages import Status
 from zcactor.rpc.services import SYSTEM_INDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from zcactor.execution.home import Home
     from zcactor.execution.watchdog import Watchdog
     from zcactor.interface import Interface
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hosts"]
 
+_PLAIN: Final = ActorSpec("default")
 _FIRST_ACTOR: Final = 2
 """The first index of an actor."""
 
@@ -38,11 +38,11 @@ class Hosts:
         self._next = _FIRST_ACTOR
 
     def add(
-        self, index: int, actor_class: type, label: str, options: Mapping[str, Any] | None = None, info: Any = None,
+        self, index: int, actor_class: type, label: str, spec: ActorSpec = _PLAIN, info: Any = None,
         interface: Interface | None = None,
     ) -> ActorRunner:  # fmt: skip
         """Add a runner for an actor; `ActorRunner.construct` or `adopt` gives it its instance."""
-        host = self.by_index[index] = ActorRunner(self._home, index, actor_class, label, options or {}, info, interface)
+        host = self.by_index[index] = ActorRunner(self._home, index, actor_class, label, spec, info, interface)
         if index != SYSTEM_INDEX and self.watchdog is not None:
             self.watchdog.start()
         return host

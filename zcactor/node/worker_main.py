@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from zcactor.api.actor import declared_options
 from zcactor.api.handle import ActorHandle, ActorHold
 from zcactor.api.remote_actor import RemoteActor
@@ -29,6 +31,7 @@ from zcactor.interface import Interface, shown
 from zcactor.logs import logger
 from zcactor.node.numeric_threads import follow_cpus, follow_environment, read_too_early
 from zcactor.objectstore.store import Store
+from zcactor.options import ActorSpec
 from zcactor.process import context
 from zcactor.process.cluster import HeadNews, OwnNodeService, WorkerService
 from zcactor.process.loops import new_event_loop
@@ -82,33 +85,30 @@ class Worker(WorkerService):
         """Whether the head has no actor here, and sends none."""
 
     async def create(
-        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], interface: bytes,
+        self, index: int, actor_id: ActorId, object_id: int, restarts: int, spec: dict[str, Any], interface: bytes,
         recipe: Packed, epoch: int | None,
     ) -> None:  # fmt: skip
         """See `WorkerService`."""
         if epoch is not None:
             self.process.news.known.check(epoch)
-        process = self.process
+        process, asked = self.process, ActorSpec.from_plain(spec)
         parts = recipe.parts
-        if options.get("max_restarts"):  # another life must find the spawner's arguments as they were passed
+        if asked.max_restarts:  # another life must find the spawner's arguments as they were passed
             parts = process.marshaller.duplicate(parts)
-        if self.alone and options.get("num_cpus") and options.get("process") != "shared":
-            follow_cpus(options["num_cpus"])  # before the class's modules load libraries that read the variables
-        take_log_level(options.get("log_level"))
+        if self.alone and asked.num_cpus and asked.process != "shared":
+            follow_cpus(asked.num_cpus)  # before the class's modules load libraries that read the variables
+        take_log_level(asked.log_level)
         # The class is unpickled on the loop, because its runner needs it. The constructor runs in the actor's thread.
         actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags, True)
         kwargs = args.pop() if recipe.flags & Flags.KWARGS else {}
         declared, there = Interface.from_wire(interface), Interface.of(actor_class)
-        own = declared_options(actor_class)
-        merged = {**own, **options}
-        if "concurrency_groups" in own:  # the spawner's version of the class may have others
-            merged["concurrency_groups"] = {**own["concurrency_groups"], **(options.get("concurrency_groups") or {})}
-        name = options.get("name")
-        label = f"{shown(actor_class.__name__)}({shown(name) if name else actor_id.hex()[:8]})"
-        host = process.hosts.add(index, actor_class, label, merged, interface=there.seen_as(declared, actor_class))
+        groups = declared_options(actor_class).get("concurrency_groups", {})  # the spawner's version may have others
+        asked = msgspec.structs.replace(asked, concurrency_groups={**groups, **asked.concurrency_groups})
+        label = f"{shown(actor_class.__name__)}({shown(asked.name) if asked.name else actor_id.hex()[:8]})"
+        host = process.hosts.add(index, actor_class, label, asked, interface=there.seen_as(declared, actor_class))
         remote = RemoteActor(
-            process, actor_id, declared, (process.process, index), name, options["namespace"],
-            merged.get("max_pending_calls") or process.config.max_pending_calls, merged.get("max_retries") or 0,
+            process, actor_id, declared, (process.process, index), asked.name, asked.namespace,
+            asked.max_pending_calls or process.config.max_pending_calls, asked.max_retries,
         )  # fmt: skip
         remote.hold = ActorHold(process.sessions.head, object_id, None)
         process.sessions.remotes[actor_id] = remote
@@ -119,9 +119,9 @@ class Worker(WorkerService):
         except BaseException:
             process.hosts.by_index.pop(index, None)
             host.close()
-            asked = current_call.get()
-            if asked is not None:
-                asked.blamed = label
+            incoming = current_call.get()
+            if incoming is not None:
+                incoming.blamed = label
             raise
 
     async def stop(self, index: int, seconds: float, epoch: int) -> None:

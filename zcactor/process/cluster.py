@@ -35,13 +35,13 @@ class HeadService(ABC):
     @remote(70)
     @abstractmethod
     async def reserve(
-        self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, request: bytes,
+        self, spec: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, request: bytes,
         actor_id: ActorId, object_id: int, spawner: bytes,
     ) -> tuple[Any, bool]:  # fmt: skip
         """Reserve an actor's name, its resources and its process. A repeated request gets the first one's answer.
 
         Args:
-            options: of the actor.
+            spec: the result of `zcactor.options.ActorSpec.plain`.
             class_name: of its class.
             interface: the result of `Interface.wire`.
             recipe: its class and arguments, of an actor that may restart.
@@ -411,13 +411,14 @@ class WorkerService(ABC):
     @remote(24)
     @abstractmethod
     async def create(
-        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], interface: bytes,
+        self, index: int, actor_id: ActorId, object_id: int, restarts: int, spec: dict[str, Any], interface: bytes,
         recipe: Packed, epoch: int | None,
     ) -> None:  # fmt: skip
         """Make the actor for which the agent has reserved `index`.
 
         Args:
-            index, actor_id, object_id, restarts, options, recipe: see `zcactor.control.actor_record.ActorRecord`.
+            index, actor_id, object_id, restarts, recipe: see `zcactor.control.actor_record.ActorRecord`.
+            spec: the result of `zcactor.options.ActorSpec.plain`.
             interface: the result of `Interface.wire` in the actor's spawner. Its callers have no other.
             epoch: None where the spawner asks for it, at the place that a head has recorded for it.
 
