@@ -10,7 +10,7 @@ import uvloop
 
 import zcactor as zc
 from tests.actors_gpu import Gpus
-from zcactor.api.device_paths import device_path
+from zcactor.api.device_paths import ProofService, device_path
 from zcactor.process.context import current
 
 LOOP_FACTORIES = {"uvloop": uvloop.new_event_loop}
@@ -109,8 +109,8 @@ class Liar:
         self.config, self.store, self.requests = current().config, current().store, self
         self._answer = answer
 
-    async def ask(self, session: Any, method: str, x: Any, uuid: str, exports: bool) -> Any:
-        assert (method, x.nbytes, uuid, exports) == ("device_proof", 65_536, x.uuid, True)
+    async def ask(self, session: Any, method: Any, x: Any, uuid: str, exports: bool) -> Any:
+        assert (method, x.nbytes, uuid, exports) == (ProofService.proof, 65_536, x.uuid, True)
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
