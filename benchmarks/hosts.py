@@ -62,7 +62,8 @@ from zcactor.interface import Interface
 from zcactor.marshal.sharing import share
 from zcactor.observe.stats import stats_of
 from zcactor.rpc.codec import frame_size
-from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
+from zcactor.transport.frames import LENGTH_PREFIX
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.stream.tls import load_tls
 

@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.stream.tls import load_tls
 from zcactor.transport.tcp.endpoint import TcpEndpoint

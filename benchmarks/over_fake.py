@@ -17,7 +17,7 @@ from benchmarks.paired import ROOT, Side, launches
 from tests.conformance.connection import Recorder
 from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from tests.transport.verbs.sides import Arena, device_of, engine_of, joined, verbs_side
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.verbs.driver import fake
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.peer.connection import VerbsConnection

@@ -20,7 +20,7 @@ from benchmarks.machine import descriptors
 from tests.conformance.connection import Recorder
 from tests.transport.tcp_arena import tcp_side
 from zcactor.process import context
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.stream.handshake import Handshake, Purpose
 from zcactor.transport.tcp import crew, pull
 from zcactor.transport.tcp.authenticated import DataSeal

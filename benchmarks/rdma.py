@@ -47,7 +47,8 @@ from benchmarks.program import options_of, report
 from zcactor.objectstore.arena import Arena
 from zcactor.process import context
 from zcactor.rpc.codec import frame_size
-from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
+from zcactor.transport.frames import LENGTH_PREFIX
 from zcactor.transport.verbs.device.slots import HEADER_NBYTES
 from zcactor.transport.verbs.device.viability import NotViable, viability
 from zcactor.transport.verbs.driver.bindings import NAMES

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.rpc.codec import TEMPLATE, decode
 from zcactor.rpc.messages import UNCREDITED, Kind
-from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.credits import RESERVED
+from zcactor.transport.frames import LENGTH_PREFIX
 from zcactor.transport.loopback.connection import NO_FAULTS, LoopbackConnection
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from simulation.loop import SimLoop
     from simulation.network import Network
-    from zcactor.transport.base import Commit, PeerInfo, RemoteRegion
+    from zcactor.config import Config
+    from zcactor.transport.bytes import Commit, RemoteRegion
+    from zcactor.transport.frames import PeerInfo
 
 __all__ = ["SimConnection"]
 
@@ -105,6 +107,10 @@ class SimConnection(LoopbackConnection):
     def lost(self) -> bool:
         """Whether this end is closed."""
         return self._lost
+
+    def idle_timeout(self, config: Config) -> float:
+        """See `zcactor.transport.base.Connection`: as between processes of the system."""
+        return config.idle_timeout
 
     # ---- sending
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from simulation.connection import SimConnection
 from simulation.network import SILENCE
 from zcactor.errors import ConnectionLost
-from zcactor.transport.base import PeerInfo
-from zcactor.transport.stream.endpoint import EndpointContext
+from zcactor.transport.base import Endpoint
+from zcactor.transport.frames import PeerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ HANDSHAKE: Final = 2
 """Round trips over the network until both ends have proven who they are."""
 
 
-class SimEndpoint(EndpointContext):
+class SimEndpoint(Endpoint):
     """A simulated endpoint. Satisfies `zcactor.transport.base.Endpoint`. Its address is the process id, on any host.
 
     Args:

@@ -27,7 +27,7 @@ from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Store
 from zcactor.observe.stats import stats_of
 from zcactor.process import context
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.verbs.driver.base import Binding
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
@@ -74,7 +74,7 @@ async def over_verbs(addresses: dict[str, str], binding: Binding | Absent, capac
     """
     name = os.urandom(16)
     store = Store(capacity, name)
-    endpoint = ByAddress(
+    endpoint: Any = ByAddress(
         VerbsEndpoint(
             "127.0.0.1", name, TOKEN, store.arena, store.arena.fd, 64, 4096, binding=partial(_same, binding),
             lookup=store.lookup, verbs_eager_limit=4096, **options,

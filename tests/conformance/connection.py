@@ -35,7 +35,7 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.tcp.flow import take_flows
 
 if TYPE_CHECKING:
-    from zcactor.transport.base import Flow
+    from zcactor.transport.bytes import Flow
 
 __all__ = [
     "ARENA_NBYTES",

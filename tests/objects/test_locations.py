@@ -35,7 +35,7 @@ from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Block, Store
 from zcactor.peers.leases import Leases
 from zcactor.process import context
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.loopback.endpoint import LoopbackConnection, LoopbackEndpoint, LoopbackNetwork
 from zcactor.transport.mapping import Mapped
 from zcactor.transport.verbs.driver.base import VerbsError

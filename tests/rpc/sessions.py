@@ -18,7 +18,7 @@ from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
-from zcactor.transport.base import PeerInfo
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.local.endpoint import LocalConnection
 from zcactor.transport.loopback.endpoint import LoopbackFaults, loopback_pair
 

@@ -25,7 +25,7 @@ from tests.transport.verbs.sides import fake_sides
 from zcactor.errors import ConnectionLost
 from zcactor.objectstore.store import Store
 from zcactor.rpc.messages import Status
-from zcactor.transport.base import PeerInfo
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.local.endpoint import LocalConnection
 from zcactor.transport.loopback.endpoint import loopback_pair
 from zcactor.transport.mapping import Mapped

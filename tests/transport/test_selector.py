@@ -14,7 +14,8 @@ import pytest
 
 from tests.transport.local_arena import run_directory
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
-from zcactor.transport.base import Endpoint, PeerInfo
+from zcactor.transport.base import Endpoint
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.selector import LONGEST_REST, SelectingEndpoint, _Resting
 
 NAME = bytes(range(16))
@@ -34,7 +35,7 @@ class Reached:
         self.closed.set()
 
 
-class Way:
+class Way(Endpoint):
     """An endpoint that works or does not, and records requests."""
 
     def __init__(self, kind: str, error: Exception | None = None, **rejected: str) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from zcactor.collectives.operations import Publication, Ranked
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
-    from zcactor.transport.base import Flow
+    from zcactor.transport.bytes import Flow
     from zcactor.transport.mapping import Mapped
 
 __all__ = ["Direct", "Inflow"]

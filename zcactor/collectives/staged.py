@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.operations import Publication, Ranked
     from zcactor.collectives.sources import Piece
-    from zcactor.transport.base import Commit
+    from zcactor.transport.bytes import Commit
     from zcactor.transport.mapping import Mapped
 
 __all__ = ["Staged", "StagedReduction"]

@@ -73,7 +73,7 @@ static int refer(Wire *self, Frame *frame, PyArrayObject *array, Laid *laid) {
 #define ARRAY_MOST                                                                                     \
     (4 + 2 + 1 + MAX_CODE + 1 + MAX_DIMS * 9 + 1) /* bytes of an array's extension beside its elements \
                                                    */
-#define BESIDE_WHOLE 1024 /* bytes beside a whole array of the eager limit; zcactor.transport.stream.framing has room */
+#define BESIDE_WHOLE 1024 /* bytes beside a whole array of the eager limit; zcactor.transport.frames has room */
 #define MAX_INLINE 60000 /* bytes of an array within the frame: its extension's length has 16 bits */
 
 /* Check an array and own all objects that its frame needs: 1 done, 0 Python must look at it, -1 an exception. Its

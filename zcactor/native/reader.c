@@ -83,7 +83,7 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Py_DECREF(self);
     return NULL;
 }
-/* zcactor.transport.stream.framing.whole_frames: bytes of whole frames at the start, -1 with a ProtocolError. */
+/* zcactor.transport.frames.whole_frames: bytes of whole frames at the start, -1 with a ProtocolError. */
 static Py_ssize_t whole_frames(const Reader *self, const unsigned char *data, Py_ssize_t end) {
     Py_ssize_t done = 0;
     while (end - done >= 4) {

@@ -20,7 +20,7 @@ from zcactor.objects.device_card import Momentary, prove, registered
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.device_waiting import until_done
 from zcactor.rpc.services import caller, remote
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 
 if TYPE_CHECKING:
     from zcactor.device.lease import DeviceLease
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
     from zcactor.transport.base import Connection
+    from zcactor.transport.verbs.peer.connection import GpuReading
 
 __all__ = ["DirectReads", "Rejections"]
 
@@ -65,6 +66,12 @@ class Rejections(dict[Any, _Rejection]):
         """Whether the way is not to be tried for now."""
         last = self.get(key)
         return last is not None and asyncio.get_running_loop().time() < last.until
+
+
+def reading_of(connection: Connection) -> GpuReading | None:
+    """The READs from GPU to GPU, see `zcactor.transport.verbs.peer.connection.VerbsConnection`; None where no network
+    card leads to the peer."""
+    return getattr(connection, "gpu_reading", None)
 
 
 class DirectReads:
@@ -110,7 +117,7 @@ class DirectReads:
         session = caller()
         block = DevicePieces.leased(session, object_id, offset, nbytes)
         await until_done(block.work.writes())
-        reading = session.connection.gpu_reading
+        reading = reading_of(session.connection)
         if reading is None:
             return "the owner has no connection by RDMA to the reader"
         try:
@@ -132,13 +139,13 @@ class DirectReads:
 
     @staticmethod
     def _against_connection(connection: Connection) -> str:
-        if connection.gpu_reading is None:
+        if reading_of(connection) is None:
             return f"frames and arrays go by {connection.kind}, and network cards take part in RDMA only"
         if connection.integrity == "arrays":
             return "arrays are authenticated on their way, which takes them through host memory"
         return ""
 
-    async def against(self, reading: Any, gpu: GpuMemory) -> str:
+    async def against(self, reading: GpuReading, gpu: GpuMemory) -> str:
         """The reason why the card does not reach a GPU; empty where it was proven. It is found out once in a process,
         unless that could not be tried.
 
@@ -181,12 +188,13 @@ class DirectReads:
             ProtocolError: the owner names other memory than that of the array. Nothing was read.
             RemoteError: the owner has no such array, or it is never computed.
         """
-        if self._against_connection(session.connection) or self.rejected.holds(lease.owner):
+        reading = reading_of(session.connection)
+        if reading is None or self._against_connection(session.connection) or self.rejected.holds(lease.owner):
             return None
         try:
-            reason = await self.against(session.connection.gpu_reading, gpu)
+            reason = await self.against(reading, gpu)
             if not reason:
-                found = await self._read(session, lease, gpu)
+                found = await self._read(session, reading, lease, gpu)
                 if not isinstance(found, str):
                     self.forget(lease.owner)
                     return found
@@ -198,10 +206,12 @@ class DirectReads:
         self.rejected.note(lease.owner, reason)
         return None
 
-    async def _read(self, session: Session, lease: DeviceLease, gpu: GpuMemory) -> DeviceBlock | str:
+    async def _read(
+        self, session: Session, reading: GpuReading, lease: DeviceLease, gpu: GpuMemory
+    ) -> DeviceBlock | str:
         from zcactor.device.memory import DeviceBlock
 
-        reading, nbytes = session.connection.gpu_reading, lease.nbytes
+        nbytes = lease.nbytes
         answer = await self._requests.ask(session, DirectReads.keys, lease.id, lease.offset, nbytes)
         if isinstance(answer, str):
             return answer

@@ -11,11 +11,15 @@ from zcactor.lazy_numpy import np
 from zcactor.rpc.services import caller
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
     from zcactor.objects.device_direct import DirectReads
     from zcactor.objectstore.store import Store
     from zcactor.rpc.session import Session
+    from zcactor.transport.base import Connection
+    from zcactor.transport.local.extents import ExtentReply
 
-__all__ = ["Proofs", "proof_of"]
+__all__ = ["Proofs", "fetcher_of", "proof_of"]
 
 
 class Proofs(ProofService):
@@ -34,6 +38,12 @@ class Proofs(ProofService):
         """See `ProofService`."""
         session = caller()
         return await proof_of(x, uuid, exports, session, self._store, self._direct.reason(session))
+
+
+def fetcher_of(connection: Connection) -> Callable[[Collection[int]], Awaitable[ExtentReply]] | None:
+    """The function that gets extents of the peer's GPU memory, see `zcactor.transport.local.endpoint.LocalConnection`;
+    None where the transport passes none, as the peer is on another host."""
+    return getattr(connection, "fetch_extents", None)
 
 
 async def proof_of(x: Any, uuid: str, exports: bool, session: Session, store: Store, direct: str = "") -> Proof:
@@ -61,14 +71,14 @@ async def proof_of(x: Any, uuid: str, exports: bool, session: Session, store: St
         return "mapped", {}, values.tobytes()
     way = getattr(getattr(x, "holder", None), "path", "") or "host"
     rejected = {"mapped": _against(uuid, exports, session, store)}
-    if way == "host" and direct and session.connection.fetch_extents is None:
+    if way == "host" and direct and fetcher_of(session.connection) is None:
         rejected["gpudirect"] = direct
     return way, rejected, values.tobytes()
 
 
 def _against(uuid: str, exports: bool, session: Session, store: Store) -> str:
     """The reason why the memory of a peer's GPU is not mapped here."""
-    if session.connection.fetch_extents is None:
+    if fetcher_of(session.connection) is None:
         return "memory of GPUs is mapped between processes of one host only"
     if not exports:
         return "its driver lets no memory of GPUs out of a process"

@@ -27,6 +27,7 @@ from zcactor.lazy_numpy import np
 from zcactor.marshal.values import Code, unpackers
 from zcactor.objects.device_direct import DirectReads, Rejections
 from zcactor.objects.device_pieces import DevicePieces
+from zcactor.objects.device_proof import fetcher_of
 from zcactor.objects.locations import LostPart, outcome
 from zcactor.objectstore.ref import RegionKind
 from zcactor.peers.leases import Leases
@@ -165,7 +166,7 @@ class DeviceReach:
 
     def _may_map(self, owner: Session, lease: DeviceLease) -> bool:
         """Whether the bytes of a lease may be had without a copy."""
-        may_come = owner.connection.fetch_extents is not None and not self.rejected.holds(_gpu_of(lease))
+        may_come = fetcher_of(owner.connection) is not None and not self.rejected.holds(_gpu_of(lease))
         return may_come and bool(self._gpus())
 
     def _gpus(self) -> list[Any]:
@@ -226,7 +227,7 @@ class DeviceReach:
             if extent is not None:
                 with contextlib.suppress(DeviceError):
                     block = await self.pieces.pull(owner, lease, extent)
-            if block is None and gpus and owner.connection.fetch_extents is None:
+            if block is None and gpus and fetcher_of(owner.connection) is None:
                 block = await self.direct.read(owner, lease, gpus[0])
             if block is None and gpus:
                 block = await self.pieces.to_gpu(owner, lease, gpus[0])
@@ -261,8 +262,11 @@ class DeviceReach:
                 missing = [each for each in wanted if imports.find(lease.owner, each, 1) is None]
                 places = [lease.offset, *missing][:MOST_EXTENTS]
                 wanted.clear()
+                fetch = fetcher_of(owner.connection)
+                if fetch is None:
+                    return
                 try:
-                    answer = await owner.connection.fetch_extents(places)
+                    answer = await fetch(places)
                 except (ConnectionLost, OSError):  # the bytes may still come through host memory
                     return
                 reason = await asyncio.to_thread(imports.add, lease.owner, answer)

@@ -23,7 +23,7 @@ from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.peers.leases import Leases
 from zcactor.rpc.parts import Part
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from zcactor.process.sessions import Sessions
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
-    from zcactor.transport.base import Commit, Flow
+    from zcactor.transport.bytes import Commit, Flow
 
 __all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart", "as_arrived", "outcome"]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.call import Call
     from zcactor.rpc.parts import Part
     from zcactor.rpc.session import Session
-    from zcactor.transport.base import Commit, Flow
+    from zcactor.transport.bytes import Commit, Flow
 
 __all__ = [
     "Asking",

@@ -434,7 +434,7 @@ class Session:
     # ---------------------------------------------------------------- receiving
 
     def frames_received(self, data: memoryview) -> None:
-        """See `zcactor.transport.base.Receiver`."""
+        """See `zcactor.transport.frames.Receiver`."""
         self.wire.feed(data)
 
     def _batch_received(self) -> None:
@@ -466,7 +466,7 @@ class Session:
     # ---------------------------------------------------------------- the end
 
     def connection_lost(self, cause: Exception | None) -> None:
-        """See `zcactor.transport.base.Receiver`."""
+        """See `zcactor.transport.frames.Receiver`."""
         if self.closed is None:
             self.closed = cause or ConnectionLost("the connection was closed here")
         calls = []

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from zcactor.errors import ConnectionLost
-from zcactor.transport.base import LENGTH_PREFIX, PeerInfo
+from zcactor.transport.base import Endpoint
+from zcactor.transport.frames import LENGTH_PREFIX, PeerInfo
 from zcactor.transport.loopback.connection import NO_FAULTS, LoopbackConnection
 from zcactor.transport.mapping import Mapping
 from zcactor.transport.os_process import OsProcess
-from zcactor.transport.stream.endpoint import EndpointContext
 
 if TYPE_CHECKING:
     import asyncio
@@ -59,7 +59,7 @@ class InnerNetwork:
         return made
 
 
-class InnerEndpoint(EndpointContext):
+class InnerEndpoint(Endpoint):
     """The endpoint of one process. Satisfies `zcactor.transport.base.Endpoint`.
 
     Args:
@@ -95,10 +95,6 @@ class InnerEndpoint(EndpointContext):
         `zcactor.testing.inner.InnerProcess`."""
         self._accepted: Callable[[Connection], None] | None = None
 
-    def viability(self) -> str | None:
-        """None: the endpoint works everywhere."""
-        return None
-
     async def start(self, accepted: Callable[[Connection], None]) -> None:
         """See `zcactor.transport.base.Endpoint.start`.
 
@@ -125,12 +121,6 @@ class InnerEndpoint(EndpointContext):
         theirs.join(ours)
         self.loop.call_soon(other._accepted, theirs, context=other.context)
         return ours
-
-    def abandon(self) -> None:
-        """See `zcactor.transport.base.Endpoint.abandon`: the endpoint has no resources of the system."""
-
-    def dispose(self) -> None:
-        """See `zcactor.transport.base.Endpoint.dispose`: connections share nothing."""
 
     async def aclose(self) -> None:
         """See `zcactor.transport.base.Endpoint.aclose`."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.logs import transport_log as log
-from zcactor.transport.stream.endpoint import EndpointContext
+from zcactor.transport.base import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from zcactor.transport.base import Connection, Endpoint
+    from zcactor.transport.base import Connection
 
 __all__ = ["FIRST_REST", "LONGEST_REST", "SelectingEndpoint"]
 
@@ -61,7 +61,7 @@ class _Resting:
         self._failed.pop(address, None)
 
 
-class SelectingEndpoint(EndpointContext):
+class SelectingEndpoint(Endpoint):
     """Several endpoints as one. Satisfies `zcactor.transport.base.Endpoint`; addresses are processes' names.
 
     Args:
@@ -119,12 +119,12 @@ class SelectingEndpoint(EndpointContext):
             task.add_done_callback(self._closing.discard)
 
         for way in self.ways:
-            await way.start(take if self._required else accepted)
+            await way.start(take if self._required and not way.by_name else accepted)
             if not way.by_name:
                 self._publish(way)
 
     def _fits(self, connection: Connection) -> bool:
-        return connection.kind in (self._required or connection.kind, "local")
+        return self._required in ("", connection.kind)
 
     def _misfit(self, connection: Connection) -> str:
         reason = connection.rejected.get(self._required, "it is not among the transports")
@@ -179,7 +179,7 @@ class SelectingEndpoint(EndpointContext):
                 failure = error
                 continue
             connection.rejected = {**rejected, **connection.rejected}
-            if not self._fits(connection):
+            if not way.by_name and not self._fits(connection):
                 await connection.aclose()
                 raise ConnectionLost(self._misfit(connection))
             return connection

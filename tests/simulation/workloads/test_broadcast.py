@@ -11,7 +11,7 @@ import pytest
 from simulation.connection import SimConnection
 from simulation.run import Run
 from simulation.schedule import draw
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 
 SCHEDULE = replace(draw(2, 4, 15.0, ("broadcast",), ("broadcast",)), faults=())
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.base import PeerInfo, RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.local.endpoint import LocalConnection
 from zcactor.transport.mapping import Mapping
 

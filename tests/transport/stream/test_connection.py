@@ -13,7 +13,7 @@ import pytest
 
 from tests.conformance.connection import Recorder, put, send, turns
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.base import PeerInfo
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.stream import record_layer
 from zcactor.transport.stream.connection import StreamConnection
 from zcactor.transport.stream.record_layer import Exporter, Integrity, Opener, SealedSocket, Sealer, Seals

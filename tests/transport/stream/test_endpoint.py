@@ -6,26 +6,34 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.conformance.connection import turns
 from tests.transport.local_arena import TOKEN
 from zcactor.errors import AuthenticationError
-from zcactor.transport.base import Connection
+from zcactor.transport.base import Connection, Endpoint
+from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.loopback.endpoint import loopback_pair
-from zcactor.transport.stream.endpoint import EndpointContext, ListeningEndpoint
+from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.handshake import Purpose
 from zcactor.transport.stream.listener import Listener
 
 OURS, THEIRS = bytes(range(16)), bytes(range(16, 32))
 
 
-class Bare(EndpointContext):
+class Bare(Endpoint):
     """A context that records each close."""
 
     def __init__(self) -> None:
         self.closed: list[str] = []
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        raise NotImplementedError
+
+    async def connect(self, address: str) -> Connection:
+        raise NotImplementedError
 
     async def aclose(self) -> None:
         self.closed.append("closed")
@@ -49,6 +57,12 @@ class Door(ListeningEndpoint):
         self._listener = Listener(sock, self._keep)
         place: tuple[str, int] = sock.getsockname()
         return place
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        self.listen(accepted)
+
+    async def connect(self, address: str) -> Connection:
+        raise NotImplementedError
 
     async def _keep(self, sock: socket.socket) -> None:
         self.arrived.append(sock)
@@ -77,12 +91,12 @@ async def test_leaving_closes_when_something_is_raised() -> None:
     assert bare.closed == ["closed"]
 
 
-def test_arguments() -> None:
+def test_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="16 bytes, this one has 3"):
-        ListeningEndpoint(b"abc", TOKEN, None, 0, 1, 1)
+        Door(b"abc")
     for fd, nbytes in ((None, 4096), (3, 0)):
         with pytest.raises(ValueError, match="a descriptor and a size"):
-            ListeningEndpoint(OURS, TOKEN, fd, nbytes, 1, 1)
+            LocalEndpoint(tmp_path, OURS, TOKEN, fd, nbytes)
 
 
 async def test_nothing_happens_before_it_listens() -> None:

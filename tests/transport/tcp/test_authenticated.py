@@ -24,7 +24,7 @@ from tests.transport.local_arena import memfd
 from tests.transport.outsiders import Relay
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import ConnectionLost, ForkedProcess, ObjectLost, ProtocolError
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.stream import listener, record_layer
 from zcactor.transport.stream.record_layer import TAG_NBYTES, Exporter, Integrity, KeyChain
 from zcactor.transport.tcp import serve as tcp_serve

@@ -16,7 +16,8 @@ from tests.conformance.connection import ARENA_NBYTES, Recorder, put, send, turn
 from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.peers.losses import ended_there
-from zcactor.transport.base import PeerInfo, RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.tcp.connection import TcpConnection
 from zcactor.transport.tcp.data import REQUEST, Channel
 from zcactor.transport.tcp.serve import DataServer

@@ -30,7 +30,9 @@ from tests.transport.outsiders import ANSWERS, STRANGERS, Relay, rest, victim
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
 from zcactor.node.agent_main import raise_descriptor_limit
-from zcactor.transport.base import LENGTH_PREFIX, Connection, RemoteRegion
+from zcactor.transport.base import Connection
+from zcactor.transport.bytes import RemoteRegion
+from zcactor.transport.frames import LENGTH_PREFIX
 from zcactor.transport.stream import handshake_io, record_layer
 from zcactor.transport.stream import listener as door
 from zcactor.transport.stream.handshake import (

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.conformance.connection import PullKeeper
 from zcactor.errors import ObjectLost, ProtocolError
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.tcp import crew
 from zcactor.transport.tcp import flow as module
 from zcactor.transport.tcp.flow import AHEAD, TcpFlow, take_flows

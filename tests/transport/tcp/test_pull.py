@@ -17,7 +17,7 @@ import pytest
 
 from tests.conformance.connection import PullKeeper, turns
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.tcp import crew
 from zcactor.transport.tcp import pull as tcp_pull
 from zcactor.transport.tcp.data import REQUEST, Answer, Channel

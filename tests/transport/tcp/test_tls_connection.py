@@ -28,7 +28,8 @@ from tests.transport.local_arena import memfd
 from tests.transport.outsiders import Relay, victim
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.transport.base import Connection, RemoteRegion
+from zcactor.transport.base import Connection
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.tcp import pull as tcp_pull
 from zcactor.transport.tcp import tls_connection
 from zcactor.transport.tcp.endpoint import TcpEndpoint, parse_address

@@ -24,7 +24,8 @@ from tests.transport.verbs.sides import (
     works,
 )
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
-from zcactor.transport.base import Connection, RemoteRegion
+from zcactor.transport.base import Connection
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.stream.record_layer import SealedSocket
 from zcactor.transport.stream.tls import load_tls
 from zcactor.transport.tcp.connection import TcpConnection

@@ -22,7 +22,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
-from zcactor.transport.base import PeerInfo
+from zcactor.transport.base import Connection
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.local import unix
 from zcactor.transport.local.extents import hand_out, receive_extents
 from zcactor.transport.mapping import NOWHERE, Mapping, check_seals
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
     from pathlib import Path
 
-    from zcactor.transport.base import Commit, Connection, RemoteRegion
+    from zcactor.transport.bytes import Commit, RemoteRegion
     from zcactor.transport.local.extents import ExtentReply, Supply
     from zcactor.transport.mapping import Mapped
     from zcactor.transport.os_process import OsProcess
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalConnection", "LocalEndpoint"]
 
 
-class LocalConnection(StreamConnection):
+class LocalConnection(StreamConnection, Connection):
     """A connected and authenticated unix socket. Satisfies `zcactor.transport.base.Connection`.
 
     Args, beside those of `StreamConnection`, which raises the same:
@@ -73,13 +74,11 @@ class LocalConnection(StreamConnection):
     ) -> None:
         super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit)
         self.mapping = mapping
-        """See `zcactor.transport.base.Connection`."""
-        self.writable_mapping: Mapping | None = None
-        """The windows with write access; None until `open_writable` has succeeded."""
         self.reader = reader
         """The peer's process, which maps our arena until it ends, also after the connection has ended."""
         self.fetch_extents = fetch_extents
-        """See `zcactor.transport.base.Connection`."""
+        """``await fetch_extents(places)`` gets the extents around places of the peer's GPU memory; see
+        `zcactor.transport.local.extents.receive_extents`. GPU code asks for it."""
         self._map_writable = map_writable
         self._writable_lock = asyncio.Lock()
         self._writable_open = False

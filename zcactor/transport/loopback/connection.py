@@ -16,20 +16,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from zcactor.config import TRANSPORTS
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
-from zcactor.transport.base_connection import BaseConnection
+from zcactor.transport.base import Connection
+from zcactor.transport.frames import LENGTH_PREFIX, PeerInfo, Receiver, whole_frames
 from zcactor.transport.mapping import NOWHERE, Mapped
-from zcactor.transport.stream.framing import max_frame_for, whole_frames
 from zcactor.transport.stream.slots import Slots
 
 if TYPE_CHECKING:
     import random
-    from collections import abc
-    from collections.abc import Callable
 
-    from zcactor.transport.base import Commit
-    from zcactor.transport.mapping import Mapping
+    from zcactor.config import Config
+    from zcactor.transport.bytes import Commit, RemoteRegion
 
 __all__ = ["NO_ARENA", "NO_FAULTS", "Arena", "LoopbackConnection", "LoopbackFaults"]
 
@@ -55,21 +53,17 @@ class LoopbackFaults(msgspec.Struct, frozen=True):
 
 
 NO_FAULTS: Final = LoopbackFaults()
+NOT_NEEDED: Final = dict.fromkeys(TRANSPORTS, "not needed inside one process")
+"""The reasons against all other transports."""
 
 
-class LoopbackConnection(BaseConnection):
+class LoopbackConnection(Connection):
     """One end of a pair. Satisfies `zcactor.transport.base.Connection`. `zcactor.transport.loopback.endpoint` makes
     it."""
 
     kind = "loopback"
-    seals_payloads = False
-    """See `zcactor.transport.base.Connection`."""
-    sealed = False
     integrity = "mapped"
-    mapping: Mapping | None = None
-    """None: the arenas are in this process."""
-    writable_mapping: Mapping | None = None
-    export: Callable[[int, int, int], tuple[int, int]] | None = None
+    seals_payloads = False
 
     def __init__(
         self,
@@ -83,25 +77,17 @@ class LoopbackConnection(BaseConnection):
         rng: random.Random,
         maps: bool,
     ) -> None:
-        super().__init__(loop)
-        self.peer = peer
-        self.rejected: abc.Mapping[str, str] = {}
+        super().__init__(loop, peer, recv_depth, eager_limit)
+        self.rejected = NOT_NEEDED
         self.maps = maps
         self._batches = 0
-        self.recv_depth = recv_depth
-        self.eager_limit = eager_limit
-        self.max_frame = max_frame_for(eager_limit)
         self._peer_arena = peer_arena
         self._writable_open = False
-        self._thread = threading.get_ident()
-        self._process = os.getpid()
         self._faults = faults
         self._rng = rng
         self._frames_sent = 0
         self._out = Slots(self.max_frame + LENGTH_PREFIX, self._take).buffer
-        self.native_out = self._out
-        self.reserve = self._out.reserve
-        self.commit = self._out.commit
+        self._send_by(self._out)
         self._wire: deque[bytes] = deque()  # flushed, but not sent yet
         self._incoming: deque[tuple[bytes | ConnectionLost, int]] = deque()  # a batch or the end, and the turns to wait
         self._pumping = False
@@ -113,6 +99,11 @@ class LoopbackConnection(BaseConnection):
     def describe(self) -> str:
         """See `zcactor.transport.base.Connection`."""
         return "the actor lives in this process"
+
+    def idle_timeout(self, config: Config) -> float:
+        """See `zcactor.transport.base.Connection`. 0: the connection takes no descriptor."""
+        del config
+        return 0.0
 
     def join(self, other: LoopbackConnection) -> None:
         """Make `other` the end that receives from this one."""
@@ -230,9 +221,8 @@ class LoopbackConnection(BaseConnection):
             ProtocolError: the range does not lie inside the arena.
             LookupError: `writable` is True, and `open_writable` has not succeeded yet.
         """
+        self._check_range(offset, nbytes)
         address, size, owner = self._peer_arena
-        if offset < 0 or nbytes < 0 or offset + nbytes > size:
-            raise ProtocolError(f"the peer named {nbytes} bytes at {offset} of its arena, which has {size} bytes")
         if writable and not self._writable_open:
             raise LookupError("the arena is not writable yet: await open_writable()")
         return Mapped(address + offset, nbytes, owner, owner) if size else NOWHERE

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from zcactor import ids
 from zcactor.errors import ConnectionLost
-from zcactor.transport.base import Connection, PeerInfo
+from zcactor.transport.base import Connection, Endpoint
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.loopback.connection import NO_ARENA, NO_FAULTS, Arena, LoopbackConnection, LoopbackFaults
-from zcactor.transport.stream.endpoint import EndpointContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ class LoopbackNetwork:
         self.listening: dict[str, tuple[LoopbackEndpoint, Callable[[Connection], None]]] = {}
 
 
-class LoopbackEndpoint(EndpointContext):
+class LoopbackEndpoint(Endpoint):
     """A named endpoint of a `LoopbackNetwork`. Satisfies `zcactor.transport.base.Endpoint`.
 
     Args:
@@ -113,10 +113,6 @@ class LoopbackEndpoint(EndpointContext):
         self._network = network
         self.recv_depth = recv_depth
         self.eager_limit = eager_limit
-
-    def viability(self) -> str | None:
-        """Return None: a process can always connect to itself."""
-        return None
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
         """Listen at `address`, and call `accepted` on the loop with each connection, which is not started yet.
@@ -148,12 +144,6 @@ class LoopbackEndpoint(EndpointContext):
         )
         asyncio.get_running_loop().call_soon(accepted, theirs)
         return ours
-
-    def abandon(self) -> None:
-        """Do nothing: a forked child shares no resource with its parent."""
-
-    def dispose(self) -> None:
-        """Do nothing: connections share no resource."""
 
     async def aclose(self) -> None:
         """Stop listening. Connections stay open. Idempotent."""

@@ -26,14 +26,11 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
-from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
-from zcactor.transport.base_connection import BaseConnection
-from zcactor.transport.stream.framing import max_frame_for
+from zcactor.transport.frames import LENGTH_PREFIX, Frames, PeerInfo, Receiver
 from zcactor.transport.stream.record_layer import SealedSocket
 
 if TYPE_CHECKING:
     import socket
-    from collections import abc
     from collections.abc import Callable
 
 __all__ = ["StreamConnection"]
@@ -46,7 +43,7 @@ LAST_READS: Final = 64
 closed only its reading side could go on sending for ever."""
 
 
-class StreamConnection(BaseConnection):
+class StreamConnection(Frames):
     """The frames of a connected and authenticated socket. A subclass adds access to the peer's bytes.
 
     Args:
@@ -60,20 +57,13 @@ class StreamConnection(BaseConnection):
         OSError: no descriptor is left (EMFILE). `sock` stays the caller's then.
     """
 
-    export: Callable[[int, int, int], tuple[int, int]] | None = None
     lies_unread = True
 
     def __init__(
         self, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, eager_limit: int, where: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(asyncio.get_running_loop())
-        self.peer = peer
-        self.rejected: abc.Mapping[str, str] = {}
-        self.name = f"process {peer.pid}{where}"
-        """The name of the peer in messages."""
-        self.recv_depth = recv_depth
-        self.eager_limit = eager_limit
-        self.max_frame = max_frame_for(eager_limit)
+        super().__init__(asyncio.get_running_loop(), peer, recv_depth, eager_limit)
+        self.name += where
         self._sock = sock
         self._fd = sock.fileno()
         self._hangup = select.epoll(1)
@@ -81,15 +71,10 @@ class StreamConnection(BaseConnection):
         self._hangup_lock = threading.Lock()  # other threads ask, while the loop's closes
         self._sealed = sock if isinstance(sock, SealedSocket) else None
         self._out = self._make_buffer()
-        self.native_out = self._out
-        # Bound here, because the rpc layer calls them for each frame: this saves one call.
-        self.reserve = self._out.reserve
-        self.commit = self._out.commit
+        self._send_by(self._out)
         self._flush_out = self._out.flush
         self._reader: hot.Reader | None = None  # while the connection is open
         self._read: Callable[[], bool] = bool  # reads once; False where there was nothing, or the connection has ended
-        self._thread = threading.get_ident()
-        self._process = os.getpid()
         self._drained = asyncio.Event()
 
     @property

@@ -1,63 +1,29 @@
-"""The common part of endpoints.
-
-`EndpointContext` is the ``async with`` of all endpoints. `ListeningEndpoint` is the base of those that peers reach
-through a socket. It has the facts about this process that a handshake sends, and the listener.
-"""
+"""The common part of endpoints that peers reach through a socket: the facts about this process that a handshake sends,
+and the listener."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from zcactor.transport.base import Endpoint
 from zcactor.transport.stream.handshake import Handshake, Introduction, Purpose
 from zcactor.transport.stream.handshake_io import UNDER_WAY, admitted, introduce, shake_hands
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from zcactor.transport.base import Connection
     from zcactor.transport.stream.listener import Listener
 
-__all__ = ["EndpointContext", "ListeningEndpoint"]
+__all__ = ["ListeningEndpoint"]
 
 T = TypeVar("T")
 
 
-class EndpointContext(ABC):
-    """An endpoint as a context manager, which closes it at the end of the block."""
-
-    by_name = False
-    """See `zcactor.transport.base.Endpoint`. False unless a subclass finds processes of this host by their names."""
-    seals_payloads = False
-    """See `zcactor.transport.base.Endpoint`."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    @property
-    def far_address(self) -> str:
-        """See `zcactor.transport.base.Endpoint.far_address`. Empty unless a subclass leads to other hosts."""
-        return ""
-
-    def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
-        """See `zcactor.transport.base.Endpoint.find_by`. Ignored: such an endpoint is given addresses."""
-        del find
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """See `zcactor.transport.base.Endpoint.aclose`."""
-
-
-class ListeningEndpoint(EndpointContext):
+class ListeningEndpoint(Endpoint):
     """An endpoint that authenticates peers over a socket. A subclass adds `start`, which sets `_listener` and
     `_accepted`.
 
@@ -112,9 +78,6 @@ class ListeningEndpoint(EndpointContext):
         """Stop listening. Connections stay open. Idempotent."""
         if self._listener is not None:
             await self._listener.aclose()
-
-    def dispose(self) -> None:
-        """Do nothing: connections share no resource."""
 
     # ---- for subclasses
 

@@ -8,8 +8,8 @@ import fcntl
 import termios
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.mapping import NOWHERE
+from zcactor.errors import ConnectionLost
+from zcactor.transport.base import Connection
 from zcactor.transport.stream.connection import StreamConnection
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.tcp.data import Channel
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from zcactor.transport.base import Commit, Flow, PeerInfo, Receiver, RemoteRegion
-    from zcactor.transport.mapping import Mapped, Mapping
+    from zcactor.transport.bytes import Commit, Flow, RemoteRegion
+    from zcactor.transport.frames import PeerInfo, Receiver
     from zcactor.transport.tcp.serve import DataServer
 
 __all__ = ["TcpConnection"]
@@ -34,7 +34,7 @@ _FIRST_LOOK: Final = 0.001
 _LAST_LOOK: Final = 0.05
 
 
-class TcpConnection(StreamConnection):
+class TcpConnection(StreamConnection, Connection):
     """A connected and authenticated TCP socket. Satisfies `zcactor.transport.base.Connection`.
 
     Frames are encrypted where the socket is a `zcactor.transport.stream.record_layer.SealedSocket`. Pulled bytes are
@@ -48,12 +48,9 @@ class TcpConnection(StreamConnection):
     """
 
     kind = "tcp"
-    maps = False
+    nbytes_per_s = 1e9  # a cable of 10 Gbit/s
     channel: ClassVar[type[Channel]] = Channel
     """The class of data sockets where frames are not encrypted."""
-    mapping: Mapping | None = None
-    """None: the arena of another host cannot be mapped."""
-    writable_mapping: Mapping | None = None
 
     def __init__(
         self,
@@ -86,18 +83,6 @@ class TcpConnection(StreamConnection):
         lost.__cause__ = timed_out()
         self._lose(lost)
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
-        """Return `NOWHERE`, as the arena of another host cannot be mapped.
-
-        Raises:
-            ProtocolError: the range does not lie inside the peer's arena.
-            LookupError: `writable` is True: there is no write access to another host's arena.
-        """
-        self._check(offset, nbytes)
-        if writable:
-            raise LookupError(f"the arena of {self.name} cannot be mapped: pull from it")
-        return NOWHERE
-
     @property
     def heard(self) -> int | None:
         """Number of received bytes; see `zcactor.transport.base.Connection`."""
@@ -109,14 +94,6 @@ class TcpConnection(StreamConnection):
         if self._sealed is None:
             return "none"
         return "frames" if self._sealed.seals.integrity is Integrity.FRAMES else "arrays"
-
-    async def open_writable(self) -> None:
-        """Raise `RuntimeError`: no arena is mapped, and moved arrays are pulled as all others are.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(f"the arena of {self.name} cannot be mapped: moved arrays are pulled from it")
 
     async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy bytes of the peer's arena to `address`. Several pulls may run at the same time.
@@ -139,7 +116,7 @@ class TcpConnection(StreamConnection):
         """
         if self._lost:
             raise ConnectionLost(f"the connection to {self.name} is closed")
-        self._check(region.offset, region.nbytes)
+        self._check_range(region.offset, region.nbytes)
         try:
             if region.nbytes:
                 await self._puller.pull(region, address, keep, commit)
@@ -166,13 +143,8 @@ class TcpConnection(StreamConnection):
 
     async def flow(self, region: RemoteRegion) -> Flow | None:
         """See `zcactor.transport.base.Connection`."""
-        self._check(region.offset, region.nbytes)
+        self._check_range(region.offset, region.nbytes)
         return None if self._lost else await self._puller.flow(region)
-
-    def _check(self, offset: int, nbytes: int) -> None:
-        size = self.peer.arena_nbytes
-        if offset < 0 or nbytes < 0 or offset + nbytes > size:
-            raise ProtocolError(f"{self.name} named {nbytes} bytes at {offset} of its arena, which has {size} bytes")
 
     async def _linger(self) -> None:
         # A TCP socket that is closed with unread bytes, or that receives more, is reset (RFC 2525, 2.17). Bytes that

@@ -34,7 +34,7 @@ import msgspec
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.logs import transport_log as log
-from zcactor.transport.base import Connection, PeerInfo
+from zcactor.transport.frames import PeerInfo
 from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.handshake import Handshake, HandshakeStatus, Introduction, Purpose
 from zcactor.transport.stream.handshake_io import (
@@ -59,7 +59,8 @@ from zcactor.transport.tcp.serve import DataServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zcactor.transport.base import Receiver
+    from zcactor.transport.base import Connection
+    from zcactor.transport.frames import Receiver
     from zcactor.transport.stream.record_layer import KeyExchange, Seals
     from zcactor.transport.stream.tls import Tls
     from zcactor.transport.tcp.data import Channel

@@ -16,7 +16,7 @@ from zcactor.transport.tcp import crew
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zcactor.transport.base import Flow, RemoteRegion
+    from zcactor.transport.bytes import Flow, RemoteRegion
 
 __all__ = ["TcpFlow", "take_flows"]
 
@@ -47,7 +47,7 @@ class Socket(Protocol):
 
 
 class TcpFlow:
-    """The bytes of a region on a data socket. Satisfies `zcactor.transport.base.Flow`.
+    """The bytes of a region on a data socket. Satisfies `zcactor.transport.bytes.Flow`.
 
     Args:
         sock: the data socket, unused.
@@ -66,7 +66,7 @@ class TcpFlow:
         self._violation: ProtocolError | None = None
 
     def begin(self) -> None:
-        """See `zcactor.transport.base.Flow`."""
+        """See `zcactor.transport.bytes.Flow`."""
         for _ in range(AHEAD):
             self._ask()
 
@@ -77,7 +77,7 @@ class TcpFlow:
             self._asked += nbytes
 
     def take(self, view: memoryview) -> None:
-        """See `zcactor.transport.base.Flow`."""
+        """See `zcactor.transport.bytes.Flow`."""
         while view.nbytes:
             if self._taken == self._answered:
                 self._await_answer()
@@ -98,11 +98,11 @@ class TcpFlow:
         self._ask()
 
     def end(self) -> None:
-        """See `zcactor.transport.base.Flow`."""
+        """See `zcactor.transport.bytes.Flow`."""
         self._socket.end()
 
     def left(self) -> None:
-        """See `zcactor.transport.base.Flow`."""
+        """See `zcactor.transport.bytes.Flow`."""
         self._socket.rest()
         self._ended(self, self._taken == self._region.nbytes, self._violation)
 

@@ -27,7 +27,7 @@ from zcactor.transport.tcp.flow import TcpFlow
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from zcactor.transport.base import Commit, RemoteRegion
+    from zcactor.transport.bytes import Commit, RemoteRegion
     from zcactor.transport.tcp.data import Channel
 
 __all__ = ["DataPuller"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from zcactor.transport.base import Receiver
+    from zcactor.transport.frames import Receiver
     from zcactor.transport.stream.record_layer import Seals
 
     Resume = Callable[[bool], object]

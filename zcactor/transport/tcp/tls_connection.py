@@ -11,7 +11,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from zcactor.transport.base import LENGTH_PREFIX
+from zcactor.transport.frames import LENGTH_PREFIX
 from zcactor.transport.stream.slots import Slots
 from zcactor.transport.stream.tls import TlsSocket
 from zcactor.transport.tcp import data as tcp_data
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zcactor.native import hot
-    from zcactor.transport.base import Receiver
+    from zcactor.transport.frames import Receiver
 
 __all__ = ["TlsChannel", "TlsConnection"]
 

@@ -20,7 +20,7 @@ import pytest
 from tests.conformance.connection import turns
 from tests.transport.verbs.parts import EAGER, SLOT, Memory, engine_on
 from zcactor.errors import ConnectionLost, ObjectLost
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.device.sizing import MAX_READS
 from zcactor.transport.verbs.driver.base import MAX_U24, Read

@@ -47,7 +47,8 @@ from tests.transport.verbs.sides import (
     works,
 )
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
-from zcactor.transport.base import Connection, RemoteRegion
+from zcactor.transport.base import Connection
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.verbs.device import bounce, engine
 from zcactor.transport.verbs.device.registration_cache import ExtentTable
 from zcactor.transport.verbs.device.sizing import DEPTH, pinned_nbytes

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from tests.conformance.connection import ConnectedPair, Recorder
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.transport.base import RemoteRegion
+from zcactor.objects.device_direct import reading_of
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.peer.connection import GpuReading
 
@@ -53,7 +54,7 @@ class Ends:
 
 @pytest.fixture
 async def ends(pair: ConnectedPair) -> AsyncIterator[Ends]:
-    readings: list[Any] = [each.gpu_reading for each in (pair.left, pair.right)]
+    readings: list[Any] = [reading_of(each) for each in (pair.left, pair.right)]
     data = os.urandom(NBYTES)
     fds, regions = [], []
     for reading, content in zip(readings, (bytes(NBYTES), data), strict=True):

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tests.conformance.connection import turns
 from tests.transport.verbs.parts import Memory, Wire
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.transport.base import RemoteRegion
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.verbs.device.sizing import MAX_READS
 from zcactor.transport.verbs.device.slots import SlotArea
 from zcactor.transport.verbs.device.versions import SEAL_NBYTES, SealTable

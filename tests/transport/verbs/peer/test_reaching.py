@@ -15,7 +15,8 @@ import pytest
 from tests.conformance.connection import ConnectedPair, Recorder, Side
 from tests.transport.verbs.sides import joined, verbs_side
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.transport.base import Connection, RemoteRegion
+from zcactor.transport.base import Connection
+from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.peer import reaching
@@ -147,4 +148,4 @@ async def test_a_peer_that_gives_no_tags_or_others_is_not_believed(fabric: FakeF
         right._link._take = answer
         with pytest.raises((ProtocolError, ConnectionLost), match="not its own|to another question|was lost"):
             await pair.left.pull(RemoteRegion(1, 0, 100, authenticate=True), left.address, left)
-        assert pair.left._lost  # type: ignore[attr-defined]
+        assert pair.left._lost

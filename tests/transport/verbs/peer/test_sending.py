@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.conformance.connection import put, send
 from tests.transport.verbs.parts import Memory, Wire
 from zcactor.errors import ConnectionLost
-from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.credits import RESERVED, Credits
+from zcactor.transport.frames import LENGTH_PREFIX
 from zcactor.transport.stream.record_layer import RECORD_NBYTES, Exporter
 from zcactor.transport.verbs.device.slots import BYE, CREDIT, DATA, HEADER_NBYTES, PROBE, SlotArea, read_header
 from zcactor.transport.verbs.driver.base import Receive, Send

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from zcactor.config import MAXIMUM
-from zcactor.transport.base import LENGTH_PREFIX
-from zcactor.transport.stream.framing import max_frame_for
+from zcactor.transport.frames import LENGTH_PREFIX, max_frame_for
 from zcactor.transport.stream.record_layer import RECORD_NBYTES
 from zcactor.transport.verbs.device.bounce import BOUNCE_NBYTES
 from zcactor.transport.verbs.device.slots import HEADER_NBYTES, SLOT_UNIT

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from zcactor.transport.base import PeerInfo, Receiver
+    from zcactor.transport.frames import PeerInfo, Receiver
     from zcactor.transport.verbs.device.registration_cache import PinnableArena
     from zcactor.transport.verbs.driver.base import Binding, Device
 

@@ -24,11 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.logs import logger
-from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
-from zcactor.transport.base_connection import BaseConnection
+from zcactor.transport.base import Connection
 from zcactor.transport.credits import Credits
-from zcactor.transport.mapping import NOWHERE
-from zcactor.transport.stream.framing import max_frame_for
+from zcactor.transport.frames import LENGTH_PREFIX, PeerInfo, Receiver
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.verbs.device.sizing import PROOF_NBYTES, SEND_DEPTH
 from zcactor.transport.verbs.driver.base import Read, Send
@@ -44,11 +42,10 @@ from zcactor.transport.verbs.peer.sending import SEND_ID, SlotSender
 
 if TYPE_CHECKING:
     import socket
-    from collections import abc
     from collections.abc import Callable, Coroutine
 
-    from zcactor.transport.base import Commit
-    from zcactor.transport.mapping import Mapped, Mapping
+    from zcactor.config import Config
+    from zcactor.transport.bytes import Commit, RemoteRegion
     from zcactor.transport.stream.record_layer import Seals
     from zcactor.transport.verbs.device.engine import Engine
     from zcactor.transport.verbs.device.gpu_memory import RegisteredGpuMemory
@@ -232,7 +229,7 @@ LINGER: Final = 5.0
 credits, and messages that wait for them are dropped after this time."""
 
 
-class VerbsConnection(BaseConnection):
+class VerbsConnection(Connection):
     """A connection to one peer by RDMA. Satisfies `zcactor.transport.base.Connection`. `VerbsEndpoint` makes it, and
     calls `prove` first.
 
@@ -250,39 +247,26 @@ class VerbsConnection(BaseConnection):
     """
 
     kind = "verbs"
-    maps = False
     one_sided = True
     lies_unread = True
-    mapping: Mapping | None = None
-    writable_mapping: Mapping | None = None
+    nbytes_per_s = 10e9  # a cable of 100 Gbit/s
 
     def __init__(
         self, pairs: QueuePairs, peer: PeerInfo, *, recv_depth: int, leads: bool, lookup: Callable[[int], Any],
         authorize: Callable[[Receiver | None, int, int, int], object], seals: Seals | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(asyncio.get_running_loop())
         agreed = pairs.agreed
-        self.peer = peer
-        self.rejected: abc.Mapping[str, str] = {}
-        self.recv_depth = recv_depth
-        self.eager_limit = agreed.eager_limit
-        self.max_frame = max_frame_for(agreed.eager_limit)
+        super().__init__(asyncio.get_running_loop(), peer, recv_depth, agreed.eager_limit)
         self.pairs: Final = pairs
         self._engine = pairs.engine
         self._records = records = None if seals is None else Records(seals.exporter, leads=leads)
         self._integrity = None if seals is None else seals.integrity
-        self._thread = threading.get_ident()
-        self._process = os.getpid()
         self._credits = Credits(agreed.depth)
         self._sender = SlotSender(
             pairs.control, pairs.send_area, SEND_DEPTH, self.max_frame + LENGTH_PREFIX, self._credits, self._wake,
             self._post_failed, records,
         )  # fmt: skip
-        # Bound here, because the rpc layer calls them for each frame: this saves one call.
-        self.reserve = self._sender.reserve
-        self.commit = self._sender.commit
-        self.flush = self._sender.flush
-        self.native_out = self._sender.native
+        self._send_by(self._sender.native)
         self._proof = PathProof(pairs, self._loop)
         self._inbox = Inbox(
             self._loop, pairs.engine, peer.pid, self._credits, self._sender, records, self.max_frame,
@@ -298,8 +282,9 @@ class VerbsConnection(BaseConnection):
             pairs.engine, self.puller, peer.pid, lookup, lambda *what: authorize(self._receiver, *what), seals,
             leads=leads, tell=self._tell, start=self._start, ended=self._ended, lose=self._lose,
         )  # fmt: skip
-        self.export: Callable[[int, int, int], tuple[int, int]] | None = self._reach.export
-        self.gpu_reading: GpuReading | None = GpuReading(pairs.engine, self.puller)
+        self.export = self._reach.export
+        self.gpu_reading: Final = GpuReading(pairs.engine, self.puller)
+        """The READs from GPU to GPU. GPU code asks for it."""
         self._link: Link | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._lingering = False  # lost here, and last messages are still under way
@@ -436,37 +421,16 @@ class VerbsConnection(BaseConnection):
             self._stop_lingering()
         self._lose(self._ended(f"broke: a message could not be posted: {error}"), broken=True)
 
+    def flush(self) -> None:
+        """See `zcactor.transport.base.Connection`."""
+        self._sender.flush()
+
     def send_stopped(self, error: BaseException | None) -> None:
         """See `zcactor.transport.base.Connection`. Messages that cannot be posted wait in `SlotSender`."""
         if error is not None:
             self._post_failed(error)
 
     # ---- the peer's arena
-
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
-        """Return `NOWHERE`, as the peer's arena is not mapped.
-
-        Raises:
-            ProtocolError: the range does not lie inside the peer's arena.
-        """
-        self._check_bounds(offset, nbytes)
-        del writable
-        return NOWHERE
-
-    def _check_bounds(self, offset: int, nbytes: int) -> None:
-        size = self.peer.arena_nbytes
-        if offset < 0 or nbytes < 0 or nbytes > size or offset > size - nbytes:
-            raise ProtocolError(
-                f"process {self.peer.pid} named {nbytes} bytes at {offset} of its arena, which has {size} bytes"
-            )
-
-    async def open_writable(self) -> None:
-        """Raise `RuntimeError`: moved arrays are pulled as all others are.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(f"the arena of process {self.peer.pid} is not mapped: moved arrays are pulled from it")
 
     async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy bytes of the peer's arena to `address` by READ. See `zcactor.transport.base.Connection.pull`.
@@ -482,7 +446,7 @@ class VerbsConnection(BaseConnection):
                 agreement or by `region`, and are not the peer's. The connection ends then.
             OSError: the device failed or is closed, or the destination cannot be written to.
         """
-        self._check_bounds(region.offset, region.nbytes)
+        self._check_range(region.offset, region.nbytes)
         if self._lost:
             raise self._ended("is closed")
         if not region.nbytes:  # a list cannot be a READ of the seal only
@@ -542,6 +506,10 @@ class VerbsConnection(BaseConnection):
         self._lose(self._ended(f"broke: the bulk queue pair cannot be used any more: {error}"), broken=True)
 
     # ---- facts
+
+    def idle_timeout(self, config: Config) -> float:
+        """See `zcactor.transport.base.Connection`. Queue pairs take memory of the card."""
+        return config.verbs_idle_timeout
 
     @property
     def heard(self) -> int | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zcactor.errors import ProtocolError
 from zcactor.logs import logger
-from zcactor.transport.stream.framing import whole_frames
+from zcactor.transport.frames import whole_frames
 from zcactor.transport.verbs.device.slots import BYE, DATA, HEADER_NBYTES, PROBE, read_header
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from zcactor.transport.base import Receiver
     from zcactor.transport.credits import Credits
+    from zcactor.transport.frames import Receiver
     from zcactor.transport.verbs.device.engine import Engine
     from zcactor.transport.verbs.driver.base import Completion
     from zcactor.transport.verbs.peer.records import Records

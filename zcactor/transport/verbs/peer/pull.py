@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import asyncio
 
-    from zcactor.transport.base import RemoteRegion
+    from zcactor.transport.bytes import RemoteRegion
 
 __all__ = ["Keys", "Pull", "key_at", "pieces_of"]
 

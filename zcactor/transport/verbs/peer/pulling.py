@@ -33,7 +33,7 @@ from zcactor.transport.verbs.peer.pull import Keys, Pull, key_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zcactor.transport.base import RemoteRegion
+    from zcactor.transport.bytes import RemoteRegion
     from zcactor.transport.verbs.device.slots import SlotArea
     from zcactor.transport.verbs.driver.base import Completion, QueuePair
 

@@ -37,7 +37,7 @@ from zcactor.transport.verbs.peer.tagging import CHUNK_NBYTES, REACH_NBYTES, Rea
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from zcactor.transport.base import Commit, RemoteRegion
+    from zcactor.transport.bytes import Commit, RemoteRegion
     from zcactor.transport.stream.record_layer import Seals
     from zcactor.transport.verbs.device.engine import Engine
     from zcactor.transport.verbs.peer.pull import Keys

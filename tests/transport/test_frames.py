@@ -10,19 +10,26 @@ import pytest
 
 from tests.conformance.connection import Recorder, turns
 from zcactor.errors import ConnectionLost
-from zcactor.transport.base import Receiver
-from zcactor.transport.base_connection import BaseConnection
+from zcactor.transport.frames import Frames, PeerInfo, Receiver
 
 
-class Nothing(BaseConnection):
+class Nothing(Frames):
     """A connection that ends when a test says so."""
 
     def __init__(self) -> None:
-        super().__init__(asyncio.get_running_loop())
+        super().__init__(asyncio.get_running_loop(), PeerInfo(bytes(16), 1, 0, 0), 8, 4096)
         self.begun: list[Receiver] = []
 
     def _begin(self, receiver: Receiver) -> None:
         self.begun.append(receiver)
+
+    def flush(self) -> None: ...
+
+    def send_stopped(self, error: BaseException | None) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    def abort(self) -> None: ...
 
     def lose(self, cause: Exception | None) -> None:
         """End as on a broken wire."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zcactor.errors import ProtocolError
-from zcactor.transport.stream.framing import max_frame_for, whole_frames
+from zcactor.transport.frames import max_frame_for, whole_frames
 
 LIMIT = 300
 
