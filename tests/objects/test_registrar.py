@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zcactor.objects.registrar import Registrar
+from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.store import Block, Store
 
 STEP = 1 << 20
@@ -46,6 +47,8 @@ class Extents:
     registrations = 0
 
     def __init__(self) -> None:
+        self.copied: Callable[[int], None] = print
+        self.brought: Callable[[int], None] = print
         self.asked: list[tuple[int, int]] = []
 
     def ahead(self, offset: int, nbytes: int) -> None:
@@ -82,7 +85,7 @@ def extents() -> Extents:
 
 @pytest.fixture
 def registrar(store: Store, loop: Any, extents: Extents) -> Iterator[Registrar]:
-    made = Registrar(store.heap, loop, extents)
+    made = Registrar(store.heap, loop, extents, CopyCounter())
     yield made
     made.close()
 
@@ -94,7 +97,7 @@ def test_the_first_extent_at_once(registrar: Registrar, extents: Extents, loop: 
 
 def test_what_is_there_already(store: Store, loop: Any, extents: Extents) -> None:
     block = store.allocate(3 * STEP + 5)
-    registrar = Registrar(store.heap, loop, extents)
+    registrar = Registrar(store.heap, loop, extents, CopyCounter())
     assert extents.covers(block.offset, block.offset + block.nbytes)
     assert len(extents.asked) == 1
     registrar.close()
@@ -159,7 +162,7 @@ def test_end_on_a_boundary(registrar: Registrar, store: Store, extents: Extents,
 @given(st.lists(st.tuples(st.integers(1, 3 * STEP), st.booleans(), st.booleans()), max_size=15))
 def test_every_block_is_covered(acts: list[tuple[int, bool, bool]]) -> None:
     store, loop, extents = Store(64 * STEP, bytes(16), extent_nbytes=4096), Loop(), Extents()
-    registrar = Registrar(store.heap, loop, extents)  # type: ignore[arg-type]
+    registrar = Registrar(store.heap, loop, extents, CopyCounter())  # type: ignore[arg-type]
     blocks: list[Block] = []
     for nbytes, freed, turn in acts:
         if freed and blocks:

@@ -235,18 +235,14 @@ async def test_nothing_is_sent_by_what_is_being_closed() -> None:
 async def test_how_often_it_looks(settings: dict[str, Any], pause: float) -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
         await _call(actor, "total", caller.store.empty(MIB))
+        config = zc.Config(**settings)
         idle_reaper = IdleReaper(
-            caller.sessions,
-            caller.tasks,
-            caller.requests,
-            caller.simultaneous_opens,
-            zc.Config(**settings),
-            keeps=False,
+            caller.sessions, caller.tasks, caller.requests, caller.simultaneous_opens, config, keeps=False
         )
         assert idle_reaper._pause == pause
         assert (idle_reaper._alarm is None) == (pause == 0)
         (session,) = caller.sessions.all()
-        assert idle_reaper._timeout(session) == settings["verbs_idle_timeout"]
+        assert session.connection.idle_timeout(config) == settings["verbs_idle_timeout"]
         assert not idle_reaper.close_if_idle(session), "it has not looked yet"
         idle_reaper.close()
 

@@ -227,9 +227,7 @@ def _not_tried(kind: str, allowed: list[str]) -> dict[str, str]:
     for name in TRANSPORTS:
         if name == kind:
             continue
-        if kind == "loopback":
-            reasons[name] = "not needed inside one process"
-        elif name not in allowed:
+        if name not in allowed:
             reasons[name] = f"not allowed: transports is {','.join(allowed)!r}"
         else:
             reasons[name] = f"not tried: {kind} works and comes first"

@@ -193,9 +193,9 @@ class Process:
         return self.store.heap.use(self.config.store_min_nbytes)
 
     def _opened(self, session: Session) -> None:
-        connection = session.connection
-        if connection.one_sided and self.registrar is None:
-            self.registrar = Registrar.of(connection, self.store.heap, self.loop, self.copies)
+        extents = session.connection.extents
+        if extents is not None and self.registrar is None:
+            self.registrar = Registrar(self.store.heap, self.loop, extents, self.copies)
 
     def _left(self, session: Session, another: Session | None) -> None:
         if another is None:

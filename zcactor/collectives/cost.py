@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.hierarchy import Hierarchy
 
-__all__ = ["BULK_NBYTES_PER_S", "MOST_IN_TURN_NBYTES", "GroupPlan", "Line", "fastest", "plan_of"]
+__all__ = ["MOST_IN_TURN_NBYTES", "GroupPlan", "Line", "fastest", "plan_of"]
 
-BULK_NBYTES_PER_S: Final[Mapping[str, float]] = {"tcp": 1e9, "verbs": 10e9}
-"""Bytes per second of bulk by kind of connection: a cable of 10 Gbit/s, and one of 100 Gbit/s."""
 MOST_IN_TURN_NBYTES: Final = 1 << 20
 """Bytes of the largest input for which two ranks on one host take turns: one of them reduces two of 1 MiB in 36-50 us,
 and a meeting of both takes 40-100 us."""

@@ -9,7 +9,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
-from zcactor.collectives.cost import BULK_NBYTES_PER_S, Line
+from zcactor.collectives.cost import Line
 from zcactor.collectives.founding import NAME_NBYTES
 from zcactor.collectives.hierarchy import Hierarchy, hosts_of
 from zcactor.collectives.member import Member
@@ -194,7 +194,7 @@ class Groups(GroupService):
                 mapped.append(process)
             else:
                 frame_s = frame_s or await self.frame_s(session)  # of one; the slowest of all processes' counts
-                nbytes_per_s = min(nbytes_per_s, BULK_NBYTES_PER_S.get(connection.kind, math.inf))
+                nbytes_per_s = min(nbytes_per_s, connection.nbytes_per_s)
         return Joined(eager_nbytes, mapped, frame_s, nbytes_per_s, -1)
 
     async def frame_s(self, session: Session) -> float:

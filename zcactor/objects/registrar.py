@@ -8,28 +8,15 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
 
     from zcactor.objectstore.copies import CopyCounter
-    from zcactor.transport.base import Connection
-    from zcactor.transport.verbs.peer.connection import VerbsConnection
+    from zcactor.transport.bytes import Extents
 
-__all__ = ["Extents", "Registrar"]
-
-
-class Extents(Protocol):
-    """The registered extents, see `zcactor.transport.verbs.device.registration_cache.ExtentTable`."""
-
-    extent_nbytes: int
-    """Bytes of an extent, to whose multiples registrations are rounded."""
-    registrations: int
-    """Number of registrations."""
-
-    def ahead(self, offset: int, nbytes: int) -> None:
-        """Register extents around these bytes of the arena, in the background."""
+__all__ = ["Registrar"]
 
 
 class _Heap(Protocol):
@@ -50,31 +37,20 @@ class Registrar:
     Args:
         heap: the heap of the arena.
         loop: the loop of the process.
-        extents: registers the memory.
+        extents: registers the memory, and counts its copies by `copies`.
+        copies: counts the copies of the process.
     """
 
-    def __init__(self, heap: _Heap, loop: asyncio.AbstractEventLoop, extents: Extents) -> None:
+    def __init__(self, heap: _Heap, loop: asyncio.AbstractEventLoop, extents: Extents, copies: CopyCounter) -> None:
         self._heap = heap
         self._loop = loop
         self._extents = extents
+        extents.copied = partial(copies.count, "destination cannot be registered")
+        extents.brought = partial(copies.count, "owner cannot register its memory")
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._seen = 0  # memory below is registered, or being registered
         loop.add_reader(self._fd, self._grown)
         self._register()
-
-    @classmethod
-    def of(cls, connection: Connection, heap: _Heap, loop: asyncio.AbstractEventLoop, copies: CopyCounter) -> Registrar:
-        """Make a registrar for the card of an RDMA connection, whose extents count their copies from now on.
-
-        Args:
-            connection: a connection that is `one_sided`.
-            heap, loop: as for the class.
-            copies: counts the copies of the process.
-        """
-        extents = cast("VerbsConnection", connection).extents
-        extents.copied = partial(copies.count, "destination cannot be registered")
-        extents.brought = partial(copies.count, "owner cannot register its memory")
-        return cls(heap, loop, extents)
 
     @property
     def registrations(self) -> int:

@@ -58,13 +58,6 @@ class IdleReaper:
         self._pause = min(timeouts, default=0.0) / 2
         self._alarm = Alarm(tasks.loop, self._pause, self.look) if self._pause else None
 
-    def _timeout(self, session: Session) -> float:
-        """Seconds after which `session` counts as idle; 0 where it is kept open."""
-        kind = session.connection.kind
-        if kind == "loopback":  # takes no descriptor
-            return 0.0
-        return self._config.verbs_idle_timeout if kind == "verbs" else self._config.idle_timeout
-
     def look(self) -> None:
         """Propose to close each session by which nothing was sent for long enough."""
         before, now = self._seen, self._tasks.loop.time()
@@ -72,7 +65,7 @@ class IdleReaper:
         if self._agreed:
             self._agreed = {session: sent for session, sent in self._agreed.items() if session.closed is None}
         for session in self._sessions.all():
-            timeout = self._timeout(session)
+            timeout = session.connection.idle_timeout(self._config)
             if timeout and session.closed is None:
                 sent, last = session.sent, before.get(session)
                 if last is None or last[0] != sent:
