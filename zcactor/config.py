@@ -32,8 +32,13 @@ FILE_NAME = "zcactor.toml"
 PREFIX = "ZCACTOR_"
 """Prefix of every environment variable that is read."""
 
-TRANSPORTS = ("local", "verbs", "tcp")
-"""The transports, in the default order of preference."""
+TRANSPORTS: Final[dict[str, str]] = {
+    "local": "zcactor.transport.local.endpoint",
+    "verbs": "zcactor.transport.verbs.endpoint",
+    "tcp": "zcactor.transport.tcp.endpoint",
+}
+"""The transports in the default order of preference, each with the module that registers it; see
+`zcactor.transport.registry`."""
 
 NOT_BY_TLS = "tls is set, and bytes by RDMA cannot be encrypted"
 """The reason why RDMA is off where `Config.tls` is set."""

@@ -14,12 +14,13 @@ import pytest
 
 from tests.transport.certificates import Authority
 from tests.transport.local_arena import TOKEN, run_directory
-from zcactor.assembly.endpoints import hear_of_heads, make_endpoint, tell_of_term, tls_of
+from zcactor.assembly.endpoints import hear_of_heads, make_endpoint, tell_of_term
 from zcactor.config import Config
 from zcactor.errors import AuthenticationError
 from zcactor.objectstore.store import Store
 from zcactor.objectstore.table import LeaseTable
 from zcactor.transport.local.endpoint import LocalEndpoint
+from zcactor.transport.registry import tls_of
 from zcactor.transport.selector import SelectingEndpoint
 from zcactor.transport.tcp.endpoint import TcpEndpoint
 from zcactor.transport.verbs.endpoint import VerbsEndpoint

@@ -1,19 +1,17 @@
-"""The endpoint of a process, made of the transports that the configuration allows."""
+"""The endpoint of a process, made of the registered transports that the configuration allows."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from zcactor.config import ports_of
+from zcactor.config import TRANSPORTS
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
-from zcactor.folders import NoFolder, expanded
 from zcactor.ids import ProcessId
 from zcactor.objectstore.store import Block
 from zcactor.process.cluster import MembershipService
-from zcactor.transport.local.endpoint import LocalEndpoint
+from zcactor.transport.registry import EndpointSettings, prefers_host, transport
 from zcactor.transport.stream.endpoint import ListeningEndpoint
-from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
+from zcactor.transport.stream.record_layer import REMEDY, can_seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from zcactor.peers.head_link import HeadLink
     from zcactor.process.places import Places
     from zcactor.transport.base import Endpoint
-    from zcactor.transport.stream.tls import Tls
-    from zcactor.transport.tcp.endpoint import TcpEndpoint
 
 __all__ = [
     "address_of",
@@ -36,25 +32,7 @@ __all__ = [
     "preload",
     "problem_of",
     "tell_of_term",
-    "tls_of",
 ]
-
-
-def tls_of(config: Config) -> Tls | None:
-    """The TLS settings for connections between hosts; None where `config` sets no TLS.
-
-    Raises:
-        AuthenticationError: the folder is not as it should be; see `zcactor.transport.stream.tls.load_tls`.
-    """
-    if config.tls is None:
-        return None
-    from zcactor.transport.stream.tls import load_tls
-
-    try:
-        folder = expanded(config.tls, os.environ)
-    except NoFolder as error:
-        raise AuthenticationError(f"tls is {config.tls!r}: {error}, or name the folder of tls in full") from error
-    return load_tls(folder)
 
 
 def make_endpoint(
@@ -67,7 +45,7 @@ def make_endpoint(
     other transport listens, unless the process has peers on other hosts.
 
     Args:
-        config: the settings; `transports` and `host` decide.
+        config: the settings; `transports` decides.
         directory: the run directory.
         process: the process id.
         token: the secret that the peers hold as well.
@@ -77,39 +55,30 @@ def make_endpoint(
         apart: see `zcactor.transport.local.endpoint.LocalEndpoint`.
 
     Raises:
-        AuthenticationError: as for `tls_of`, where transports besides `local` are used; or arrays are to be
-            authenticated, and no library is installed that can.
+        AuthenticationError: as for `zcactor.transport.registry.tls_of`, where transports besides `local` are used; or
+            arrays are to be authenticated, and no library is installed that can.
     """
     if config.integrity == "arrays" and config.tls is None and not can_seal():
         raise AuthenticationError(
             "integrity is 'arrays', and cryptography, which authenticates them, is not installed; "
             f"{REMEDY}, or set integrity to 'auto' (ZCACTOR_INTEGRITY)"
         )
-    names = config.transports.split(",")
-    arena = store.arena
-    local = LocalEndpoint(
-        directory,
-        process,
-        token,
-        arena.fd,
-        arena.nbytes,
-        config.recv_depth,
-        config.eager_limit,
-        store.supply_extents,
-        apart,
-    )
-    if names[0] == "local" and (not clustered or len(names) == 1):
-        return local
+    names = []
+    for name in config.transports.split(","):
+        names.append(name)
+        if transport(name).by_name and not clustered:
+            break
+    settings = EndpointSettings(config, names, directory, process, token, store, may_read, port, apart)
+    ways: dict[str, Endpoint] = {}
+    for name in names:
+        found = transport(name)
+        if (found.shares or name) not in ways:
+            ways[found.shares or name] = found.make(settings)
+    if len(ways) == 1 and transport(names[0]).by_name:
+        return ways[names[0]]
     from zcactor.transport.selector import SelectingEndpoint
 
-    # On one host the transports after `local` are of no use. RDMA and TCP share an endpoint.
-    far = [name for name in names if name != "local"]
-    if "local" in names and not clustered:
-        far = names[: names.index("local")]
-    ways: list[Endpoint] = [_between_hosts(config, far, process, token, store, port)]
-    if "local" in names:
-        ways.insert(0 if names[0] == "local" else 1, local)
-    return SelectingEndpoint(directory, process, ways, config.require or "")
+    return SelectingEndpoint(directory, process, list(ways.values()), config.require or "")
 
 
 def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_address: str) -> None:
@@ -186,47 +155,15 @@ def address_of(endpoint: Endpoint) -> str:
 
 
 def preload(transports: str, *, clustered: bool = False) -> None:
-    """Import the modules that an endpoint for these `transports` needs, so that forks of this process have them."""
-    if clustered or not transports.startswith("local"):
-        import zcactor.transport.selector
-        import zcactor.transport.verbs.endpoint
-        from zcactor.transport.verbs.driver.presence import has_device
+    """Import the modules that an endpoint for these `transports` needs, or for any where they are empty, so that forks
+    of this process have them."""
+    if clustered or not transports or not prefers_host(transports):
+        import zcactor.transport.selector  # noqa: F401
 
-        if has_device():
-            import zcactor.transport.verbs.peer.connect  # noqa: F401
-
-
-def _between_hosts(
-    config: Config, names: list[str], process: bytes, token: bytes, store: Store, port: int
-) -> TcpEndpoint:
-    arena = store.arena
-    tls = tls_of(config)
-    sealing = config.sealing == "on"
-    integrity = Integrity[config.integrity.upper()]
-    endpoint: TcpEndpoint
-    if "verbs" not in names or ("tcp" in names and names.index("tcp") < names.index("verbs")):
-        from zcactor.transport.tcp.endpoint import TcpEndpoint
-
-        endpoint = TcpEndpoint(
-            config.host, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit, port=port,
-            sealing=sealing, integrity=integrity, tls=tls,
-        )  # fmt: skip
-    else:
-        from zcactor.transport.verbs.driver.bindings import bindings
-        from zcactor.transport.verbs.endpoint import VerbsEndpoint
-
-        endpoint = VerbsEndpoint(
-            config.host, process, token, arena, arena.fd, config.recv_depth, config.eager_limit,
-            binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding, quick=True),
-            lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
-            gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit,
-            marks=(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
-            falls_back="tcp" in names, port=port, sealing=sealing, integrity=integrity, tls=tls,
-        )  # fmt: skip
-
-    endpoint.authorize = may_read
-    endpoint.ports = None if config.ports is None else ports_of(config.ports)
-    return endpoint
+        for name in TRANSPORTS:
+            load = transport(name).preload
+            if load is not None:
+                load()
 
 
 def may_read(session: Any, object_id: int, offset: int, nbytes: int) -> Block | None:

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 import zcactor
-from zcactor.assembly.endpoints import tls_of
 from zcactor.cli.gpus import look_at_gpus
 from zcactor.config import NOT_BY_TLS, TRANSPORTS
 from zcactor.errors import AuthenticationError
 from zcactor.folders import folder_problem
 from zcactor.machine import cpu_quota, missing_calls, usable_cpus
 from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
+from zcactor.transport.registry import tls_of
 from zcactor.transport.stream.tls import ends_soon
 from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viable_ports, wishes
 from zcactor.transport.verbs.driver import bindings as drivers
@@ -421,7 +421,12 @@ def _transports(config: Config, verdict: Verdict) -> tuple[Transport, ...]:
         for name in TRANSPORTS
         if name not in wanted
     ]
-    return (*(found[name] for name in wanted), *left_out)
+    unknown = [
+        Transport(name, True, "registered, and this program has no check of its own for it", "")
+        for name in wanted
+        if name not in found
+    ]
+    return (*(found[name] for name in wanted if name in found), *unknown, *left_out)
 
 
 def bytecode_fix(package: Path, writes: bool) -> str:

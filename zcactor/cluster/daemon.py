@@ -16,7 +16,6 @@ import msgspec
 
 from zcactor import ids
 from zcactor.assembly.devices import offered_gpus
-from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.records import NodeFile, list_nodes, nodes_here, parent_of, started_at, write_record
 from zcactor.cluster.rendezvous import outward
 from zcactor.control.head_log import LogUnavailable, LogUnusable
@@ -30,6 +29,7 @@ from zcactor.objectstore.groups import default_capacity
 from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
 from zcactor.transport.os_process import pid_space
+from zcactor.transport.registry import tls_of
 from zcactor.workers.kept_records import keep, kept_path, meeting_base
 from zcactor.workers.run_directory import RunDirectory, named_base, shared_names
 from zcactor.workers.zygote import wait_for_end

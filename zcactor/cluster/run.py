@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import start_node, token_for
 from zcactor.cluster.pmi import KeyValueSpace
@@ -44,6 +43,7 @@ from zcactor.cluster.slurm import address_in_slurm, hosts_of
 from zcactor.cluster.sources import OWN
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.token import default_file, find_token
+from zcactor.transport.registry import tls_of
 from zcactor.workers.run_directory import base_directory, sweep
 
 if TYPE_CHECKING:

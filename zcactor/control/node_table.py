@@ -16,6 +16,7 @@ from zcactor.errors import ConnectionLost, InsufficientResources
 from zcactor.machine import usable_cpus
 from zcactor.process.cluster import NodeService
 from zcactor.process.place import Place
+from zcactor.transport.registry import prefers_host
 from zcactor.workers.worker_table import WorkerRecord, WorkerTable
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def machine_of(directory: Path) -> str:
 def own_machine(config: Config, directory: Path) -> str:
     """The machine of a process in the run directory `directory`, whose processes prefer to map each other's arenas;
     empty where `config` does not prefer that."""
-    return machine_of(directory) if config.transports.startswith("local") else ""
+    return machine_of(directory) if prefers_host(config.transports) else ""
 
 
 class Workers(Protocol):

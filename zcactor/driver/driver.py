@@ -20,7 +20,6 @@ from zcactor.assembly.endpoints import (
     hear_of_heads,
     make_endpoint,
     problem_of,
-    tls_of,
 )
 from zcactor.assembly.fork_guard import watch_forks
 from zcactor.assembly.process import Process
@@ -45,6 +44,7 @@ from zcactor.process.epochs import Deposed
 from zcactor.process.head_outage import HeadGone
 from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token
+from zcactor.transport.registry import prefers_host, tls_of
 from zcactor.transport.stream.probe import identify
 from zcactor.workers.kept_records import meeting_base, out_of_reach
 from zcactor.workers.orphans import LastResort
@@ -343,7 +343,7 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool, pa
         directory = RunDirectory.shared(meeting_base(names, os.environ), *names)
         undo.callback(directory.remove)
         apart, gone = out_of_reach(names, directory.path, os.environ)
-        if gone and config.transports.startswith("local"):
+        if gone and prefers_host(config.transports):
             logger.warning("zc.init: calls and arrays go by other transports than local: %s", apart)
         loop = asyncio.get_running_loop()
         driver = ids.new_process()

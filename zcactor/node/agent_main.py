@@ -376,7 +376,6 @@ async def _serve(
         make_endpoint,
         problem_of,
         tell_of_term,
-        tls_of,
     )
     from zcactor.assembly.process import Process
     from zcactor.config import Config
@@ -389,6 +388,7 @@ async def _serve(
     from zcactor.process import context
     from zcactor.process.epochs import Deposed
     from zcactor.process.head_outage import HeadGone
+    from zcactor.transport.registry import tls_of
     from zcactor.transport.stream.probe import identify
 
     config = Config(**setup["config"])

@@ -13,6 +13,7 @@ from zcactor.control.head_log import Candidate
 from zcactor.control.node_table import machine_of
 from zcactor.logs import logger
 from zcactor.process.place import Place
+from zcactor.transport.registry import SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from zcactor.control.head_log import HeadLog
 
 __all__ = ["HeadBootstrap"]
-
-_LEFT = ("sock", "tcp", "verbs")
-"""Suffixes of the files by which an earlier head was found on its host."""
 
 
 class HeadBootstrap(Bootstrap):
@@ -65,7 +63,7 @@ class HeadBootstrap(Bootstrap):
 
     def clear(self) -> None:
         """Remove what an earlier head of the cluster has left in the run directory."""
-        for suffix in _LEFT:
+        for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 self._directory.joinpath(f"{self.cluster.hex()}.{suffix}").unlink()
 

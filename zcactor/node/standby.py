@@ -10,7 +10,6 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.assembly.endpoints import tls_of
 from zcactor.control.election import Election
 from zcactor.control.etcd_log import EtcdLog
 from zcactor.control.head_log import Candidate, LogUnusable
@@ -18,6 +17,7 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.logs import logger
 from zcactor.node.head_state import HeadBootstrap
 from zcactor.process.place import Place
+from zcactor.transport.registry import tls_of
 from zcactor.transport.stream.handshake import Handshake, Introduction, Purpose
 from zcactor.transport.stream.handshake_io import binding_of, shake_hands
 from zcactor.transport.stream.head_word import HeadWord, say

@@ -26,6 +26,7 @@ import msgspec
 from zcactor.folders import NoFolder, make_folder, shared_by, user_folder
 from zcactor.logs import logger
 from zcactor.transport.os_process import pid_space, started_at
+from zcactor.transport.registry import SUFFIXES
 from zcactor.workers.run_directory import PREFIX, base_directory, named_base
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PRIVATE: Final = 0o077
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
-_SOCKETS: Final = ("sock", "tcp", "verbs")
-"""Suffixes of the files by which a process is found in a run directory."""
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -268,7 +267,7 @@ def out_of_reach(names: Sequence[str], directory: Path, environ: Mapping[str, st
 
 def _serves(record: Kept, directory: Path) -> bool:
     """Whether the process of a record has sockets in a run directory."""
-    return any((directory / f"{record.process}.{suffix}").exists() for suffix in _SOCKETS)
+    return any((directory / f"{record.process}.{suffix}").exists() for suffix in SUFFIXES)
 
 
 def nodes_apart(environ: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ from zcactor.transport.frames import PeerInfo
 from zcactor.transport.local import unix
 from zcactor.transport.local.extents import hand_out, receive_extents
 from zcactor.transport.mapping import NOWHERE, Mapping, check_seals
+from zcactor.transport.registry import EndpointSettings, Transport
 from zcactor.transport.stream.connection import StreamConnection
 from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.handshake import Introduction, Purpose
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from zcactor.transport.mapping import Mapped
     from zcactor.transport.os_process import OsProcess
 
-__all__ = ["LocalConnection", "LocalEndpoint"]
+__all__ = ["TRANSPORT", "LocalConnection", "LocalEndpoint"]
 
 
 class LocalConnection(StreamConnection, Connection):
@@ -334,3 +335,15 @@ class LocalEndpoint(ListeningEndpoint):
 def _objection(sock: socket.socket) -> str | None:
     uid, ours = unix.peer_uid(sock), os.geteuid()
     return None if uid == ours else f"it comes from uid {uid}, we are uid {ours}"
+
+
+def _endpoint(settings: EndpointSettings) -> LocalEndpoint:
+    config, store = settings.config, settings.store
+    return LocalEndpoint(
+        settings.directory, settings.process, settings.token, store.arena.fd, store.arena.nbytes, config.recv_depth,
+        config.eager_limit, store.supply_extents, settings.apart,
+    )  # fmt: skip
+
+
+TRANSPORT: Final = Transport(_endpoint, by_name=True)
+"""See `zcactor.transport.registry`."""

@@ -32,9 +32,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from zcactor.config import ports_of
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.logs import transport_log as log
 from zcactor.transport.frames import PeerInfo
+from zcactor.transport.registry import EndpointSettings, Transport
 from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.handshake import Handshake, HandshakeStatus, Introduction, Purpose
 from zcactor.transport.stream.handshake_io import (
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from zcactor.transport.stream.tls import Tls
     from zcactor.transport.tcp.data import Channel
 
-__all__ = ["TcpEndpoint", "parse_address"]
+__all__ = ["TRANSPORT", "TcpEndpoint", "parse_address"]
 
 BACKLOG: Final = 1024
 """Connections that the kernel holds while the loop is busy."""
@@ -181,6 +183,11 @@ class TcpEndpoint(ListeningEndpoint):
         self.ports: range | None = None
         # Servers by the key that a data socket sends. Each belongs to its connection, which keeps it.
         self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
+
+    def let_in(self, settings: EndpointSettings) -> None:
+        """Set the ports at which peers get in, and the function that lets them read."""
+        self.authorize = settings.authorize
+        self.ports = None if settings.config.ports is None else ports_of(settings.config.ports)
 
     def viability(self) -> str | None:
         """Return None when this endpoint can work here, else the reason and the remedy."""
@@ -484,3 +491,18 @@ def _packed(host: str) -> bytes:
 
 def _unpacked(place: bytes) -> str:
     return str(ipaddress.ip_address(place.removeprefix(_MAPPED)))
+
+
+def _endpoint(settings: EndpointSettings) -> TcpEndpoint:
+    config, arena = settings.config, settings.store.arena
+    endpoint = TcpEndpoint(
+        config.host, settings.process, settings.token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit,
+        port=settings.port, sealing=config.sealing == "on", integrity=Integrity[config.integrity.upper()],
+        tls=settings.tls,
+    )  # fmt: skip
+    endpoint.let_in(settings)
+    return endpoint
+
+
+TRANSPORT: Final = Transport(_endpoint)
+"""See `zcactor.transport.registry`."""

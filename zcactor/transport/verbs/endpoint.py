@@ -14,14 +14,16 @@ device, the code for devices is not imported (`zcactor.transport.verbs.peer.conn
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.config import MAXIMUM, NOT_BY_TLS
 from zcactor.errors import ConnectionLost
 from zcactor.logs import logger
+from zcactor.transport.registry import EndpointSettings, Transport
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.tcp.endpoint import TcpEndpoint
-from zcactor.transport.verbs.driver.bindings import Absent
+from zcactor.transport.verbs.driver.bindings import Absent, bindings
+from zcactor.transport.verbs.driver.presence import has_device
 from zcactor.transport.verbs.peer import negotiation
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.peer.connection import VerbsConnection
     from zcactor.transport.verbs.peer.ports import OwnPorts
 
-__all__ = ["VerbsEndpoint"]
+__all__ = ["TRANSPORT", "VerbsEndpoint"]
 
 
 class VerbsEndpoint(TcpEndpoint):
@@ -185,3 +187,28 @@ class VerbsEndpoint(TcpEndpoint):
         """Close the devices. Idempotent."""
         for engine in self.engines:
             engine.close()
+
+
+def _endpoint(settings: EndpointSettings) -> VerbsEndpoint:
+    config, store = settings.config, settings.store
+    arena = store.arena
+    endpoint = VerbsEndpoint(
+        config.host, settings.process, settings.token, arena, arena.fd, config.recv_depth, config.eager_limit,
+        binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding, quick=True),
+        lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
+        gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit,
+        marks=(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
+        falls_back="tcp" in settings.names, port=settings.port, sealing=config.sealing == "on",
+        integrity=Integrity[config.integrity.upper()], tls=settings.tls,
+    )  # fmt: skip
+    endpoint.let_in(settings)
+    return endpoint
+
+
+def _preload() -> None:
+    if has_device():
+        import zcactor.transport.verbs.peer.connect  # noqa: F401
+
+
+TRANSPORT: Final = Transport(_endpoint, shares="tcp", preload=_preload)
+"""See `zcactor.transport.registry`."""
