@@ -27,7 +27,7 @@ from zcactor.cli.doctor import (
     examine,
 )
 from zcactor.cli.gpus import look_at_gpus
-from zcactor.config import Config, load_config
+from zcactor.config import TRANSPORTS, Config, load_config
 from zcactor.objectstore.groups import default_capacity
 from zcactor.transport.verbs.device.sizing import CQE_OF_PEER, pinned_nbytes
 from zcactor.transport.verbs.driver.base import Gid
@@ -223,6 +223,14 @@ def test_order_is_the_configured_one(look: Look, fabric: FakeFabric) -> None:
     assert [one.usable for one in report.transports] == [True, True, False]
     assert transport(report, "local").fix == "add local to ZCACTOR_TRANSPORTS"
     assert (report.same_host, report.other_host) == ("tcp", "tcp")
+
+
+def test_a_further_transport_is_listed_in_its_place(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRANSPORTS, "pipes", TRANSPORTS["local"])
+    report = look(NO_BINDING, transports="pipes,tcp", host="0.0.0.0")
+    assert [one.name for one in report.transports] == ["pipes", "tcp", "local", "verbs"]
+    assert "no check" in transport(report, "pipes").reason
+    assert (report.same_host, report.other_host) == ("pipes", "tcp")
 
 
 def test_a_loopback_host_is_reached_by_nobody_else(look: Look, fabric: FakeFabric) -> None:

@@ -31,7 +31,7 @@ from zcactor.errors import AuthenticationError
 from zcactor.folders import folder_problem
 from zcactor.machine import cpu_quota, missing_calls, usable_cpus
 from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
-from zcactor.transport.registry import tls_of
+from zcactor.transport import registry
 from zcactor.transport.stream.tls import ends_soon
 from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viable_ports, wishes
 from zcactor.transport.verbs.driver import bindings as drivers
@@ -387,7 +387,7 @@ def _tcp(config: Config) -> Transport:
     if problem:
         return Transport("tcp", False, problem, "set ZCACTOR_HOST to an address of this host (ip addr)")
     try:
-        tls = tls_of(config)
+        tls = registry.tls_of(config)
     except AuthenticationError as error:
         return Transport("tcp", False, str(error), "put the files there that tls needs, or unset it")
     by_tls, ending = "", ""
@@ -421,12 +421,9 @@ def _transports(config: Config, verdict: Verdict) -> tuple[Transport, ...]:
         for name in TRANSPORTS
         if name not in wanted
     ]
-    unknown = [
-        Transport(name, True, "registered, and this program has no check of its own for it", "")
-        for name in wanted
-        if name not in found
-    ]
-    return (*(found[name] for name in wanted if name in found), *unknown, *left_out)
+    for name in wanted:
+        found.setdefault(name, Transport(name, True, "registered, and this program has no check of it", ""))
+    return (*(found[name] for name in wanted), *left_out)
 
 
 def bytecode_fix(package: Path, writes: bool) -> str:
@@ -483,7 +480,7 @@ def examine(
     transports = _transports(config, rdma.verdict)
     package = Path(zcactor.__file__).parent
     usable = [transport.name for transport in transports if transport.usable]
-    between_hosts = [name for name in usable if name != "local"]
+    between_hosts = [name for name in usable if not registry.transport(name).by_name]
     fix = "" if between_hosts else next(transport.fix for transport in transports if transport.name == "tcp")
     if between_hosts and ipaddress.ip_address(config.host).is_loopback:
         between_hosts = []
