@@ -22,6 +22,7 @@ from zcactor.assembly.endpoints import make_endpoint, preload
 from zcactor.assembly.process import Process
 from zcactor.config import TRANSPORTS, Config
 from zcactor.objectstore.store import Store
+from zcactor.rpc.services import Services
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adding-a-transport.md"
 MODULE = "transport_of_the_page"
@@ -100,7 +101,7 @@ async def test_processes_call_each_other_by_it(processes: tuple[Process, Process
     connection = session.connection
     assert connection.kind == "pipes" and "pipes" in connection.describe()
     assert connection.idle_timeout(one.config) == 7.0
-    assert await one.requests.ask(session, "ping") == os.getpid()
+    assert await one.requests.ask(session, Services.ping) == os.getpid()
 
 
 def test_other_processes_load_none_of_it(registered: None, monkeypatch: pytest.MonkeyPatch) -> None:
