@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.control.actor_record import CRASH_LOOP, FIRST_PAUSE, PROVEN, ActorRecord, HandleCount
+from zcactor.control.actor_record import CRASH_LOOP, FIRST_PAUSE, PROVEN, ActorRecord, ActorState, HandleCount
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.marshal.packed import Packed
@@ -35,7 +35,7 @@ async def test_the_limit(limit: int, restarts: int, may: bool) -> None:
 
 async def test_who_is_never_restarted() -> None:
     pending = record(max_restarts=-1)
-    pending.set_state("pending")
+    pending.state = "pending"
     dead = record(max_restarts=-1)
     dead.set_state("dead", "it was killed")
     stopping = record(max_restarts=-1)
@@ -85,7 +85,7 @@ async def test_an_end_before_a_move_is_none_of_a_constructor() -> None:
 
 async def test_waiting_for_a_state() -> None:
     actor = record()
-    actor.set_state("pending")
+    actor.state = "pending"
     waiting = asyncio.ensure_future(actor.settled())
     one_change = asyncio.ensure_future(actor.changed())
     await asyncio.sleep(0)
@@ -115,3 +115,17 @@ def test_a_token_tells_when_it_is_gone() -> None:
     assert gone == []
     del token
     assert gone == [1]
+
+
+def test_a_state_that_cannot_follow_is_refused() -> None:
+    actor = record()
+    actor.set_state("dead", "it was killed")
+    states: tuple[ActorState, ...] = ("pending", "alive", "restarting", "dead")
+    for state in states:
+        with pytest.raises(ValueError, match=f"is dead, and cannot be {state} next"):
+            actor.set_state(state)
+    assert (actor.state, actor.cause) == ("dead", "it was killed")
+    actor = record()
+    actor.set_state("alive")
+    with pytest.raises(ValueError, match="is alive, and cannot be pending next"):
+        actor.set_state("pending")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from zcactor import ids
 from zcactor.control.scheduler import request_of
@@ -12,7 +12,7 @@ from zcactor.options import ActorSpec
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from zcactor.control.node_table import NodeRecord
     from zcactor.ids import ActorId, ProcessId
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["CRASH_LOOP", "FIRST_PAUSE", "LONGEST_PAUSE", "PROVEN", "ActorRecord", "HandleCount"]
+__all__ = ["CRASH_LOOP", "FIRST_PAUSE", "LONGEST_PAUSE", "PROVEN", "ActorRecord", "ActorState", "HandleCount"]
 
 CRASH_LOOP = 3
 """The number of times in a row that an actor may end before its constructor has returned."""
@@ -29,6 +29,17 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 call would otherwise keep a core busy with its starts."""
 PROVEN = 60.0
 """Seconds of life after which an actor's next pause is the first one again."""
+
+
+ActorState = Literal["pending", "alive", "restarting", "dead"]
+"""The states of an actor at the head: before its constructor has returned, between two lives, and after its end."""
+_NEXT: Final[Mapping[str, frozenset[ActorState]]] = {
+    "pending": frozenset({"pending", "alive", "restarting", "dead"}),
+    "alive": frozenset({"alive", "restarting", "dead"}),
+    "restarting": frozenset({"restarting", "alive", "dead"}),
+    "dead": frozenset(),
+}
+"""The states that may follow each state. Another one is a defect of the caller's."""
 
 
 class HandleCount:
@@ -82,8 +93,8 @@ class ActorRecord:
         self.interface: Interface | None = Interface.from_wire(interface)
         self.owner = owner
         self.name, self.namespace = spec.name, spec.namespace
-        self.state = "pending"
-        """One of: pending, alive, restarting, dead."""
+        self.state: str = "pending"
+        """An `ActorState`; a plain string for mypy, which narrows the other type across awaits."""
         self.worker: WorkerRecord | None = None
         self.planned: ProcessId | None = None
         """The process id that its first worker will have; None before it has a place, and once it has a worker."""
@@ -153,8 +164,14 @@ class ActorRecord:
         """Whether the actor outlives its owner and its handles."""
         return self.spec.lifetime == "detached"
 
-    def set_state(self, state: str, cause: str = "") -> None:
-        """Change the state, and wake the waiters."""
+    def set_state(self, state: ActorState, cause: str = "") -> None:
+        """Change the state, and wake the waiters.
+
+        Raises:
+            ValueError: the state cannot follow the present one.
+        """
+        if state not in _NEXT[self.state]:
+            raise ValueError(f"{self.label} is {self.state}, and cannot be {state} next")
         if state == "alive":
             self._failed_starts = 0
         self.state = state
