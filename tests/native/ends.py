@@ -87,7 +87,7 @@ class End:
         self.leased: list[tuple[int, int, int]] = []
         self.released: list[int] = []
         self.memory = arena_of(arena)
-        self.granting = LockedLeases(self.leases, threading.Lock())
+        self.granting = LockedLeases(self.leases, threading.RLock())
         self.on_argument: Callable[..., Any] = lambda *a: a
         self.on_forward: Callable[..., None] = lambda *a: self.forwards.append(a)
         self.closed: Exception | None = None

@@ -95,7 +95,7 @@ class RemoteActor:
         self.unfinished: set[Call] = set()
         """Calls sent or queued, and not finished."""
         self.closed = self.unfinished.discard
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer that calls the actor may run inside it
         self._unsent: deque[_Unsent] = deque()
         self._returned: list[_Returned] = []
         self._following: dict[Call, None] = {}

@@ -112,10 +112,10 @@ def abandon(process: Process) -> None:
         process.registrar.abandon()
     refusal: Any = _Refusal(error)
     for actor in list(process.sessions.remotes.values()):
-        actor._lock = threading.Lock()
+        actor._lock = threading.RLock()
         actor.route = (refusal, 0)
     for session in list(process.sessions.all()):
-        session.lock = threading.Lock()
+        session.lock = threading.RLock()
         session.closed = error
         session.connection.abort()
         for call in session.pending.values():

@@ -148,11 +148,11 @@ class _CheckedLeases(LeaseTable):
         super().__init__()
         self._checker = checker
 
-    def release(self, object_id: int, count: int) -> None:
+    def release(self, object_id: int, count: int) -> Any:
         """See `LeaseTable.release`."""
         if self._counts.get(object_id) == count:
             self._checker.ended(self._keeps[object_id])
-        super().release(object_id, count)
+        return super().release(object_id, count)
 
     def end(self) -> dict[int, Any]:
         """See `LeaseTable.end`."""

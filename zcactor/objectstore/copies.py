@@ -53,7 +53,7 @@ class CopyCounter:
     """The payload copies of one process, made and counted here. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer that passes arrays may run inside it
         self._counts: dict[str, list[int]] = {}  # by reason: copies, bytes
         self._on_loop: dict[str, list[int]] = {}
         self._known: dict[tuple[int, int], tuple[ref[Any], ref[Any]]] = {}  # the copy and its source, by memory

@@ -277,7 +277,7 @@ class Store:
         self.heap: Final = self.arena.heap
         self.parking: Final = Parking()
         """The blocks that peers may read after their connections have ended."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer that passes arrays may run inside it
         self._closed = False
         self._givers: list[WeakMethod[Callable[[], bool]]] = []
         """Functions that give memory up."""

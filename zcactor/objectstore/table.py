@@ -73,8 +73,9 @@ class LeaseTable:
         self.grant(pin, keep)
         return pin
 
-    def release(self, object_id: int, count: int) -> None:
-        """Take back `count` leases on `object_id` from the peer. With the last lease the object's holder is dropped.
+    def release(self, object_id: int, count: int) -> Any:
+        """Take back `count` leases on `object_id` from the peer. Returns the object's holder with the last lease, else
+        None: the caller drops it outside of its locks, as a finalizer may call actors.
 
         Raises:
             ProtocolError: the peer does not hold that many leases, or `count` is not positive. Nothing was released.
@@ -85,9 +86,10 @@ class LeaseTable:
         self._total -= count
         self._released += count
         if count == held:
-            del self._counts[object_id], self._keeps[object_id]
-        else:
-            self._counts[object_id] = held - count
+            del self._counts[object_id]
+            return self._keeps.pop(object_id)
+        self._counts[object_id] = held - count
+        return None
 
     def get(self, object_id: int) -> Any:
         """The holder that keeps `object_id` alive for the peer; None without a lease."""

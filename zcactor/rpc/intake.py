@@ -138,7 +138,7 @@ class Receiving(Answering, Protocol):
     """The parts of a `zcactor.rpc.session.Session` that taking frames in needs."""
 
     hub: Hub
-    lock: threading.Lock
+    lock: threading.RLock
     leases: LeaseTable
     pending: dict[int, Call]
     incoming: dict[int, Incoming]
@@ -213,8 +213,8 @@ class Intake:
             parts, blocked = self._arrivals.take(regions, kind, message_id, kind == _RESPONSE and code == _OK, sealed)
         if releases:
             with self._lock:
-                for object_id, number in releases:
-                    self._leases.release(object_id, number)
+                holders = [self._leases.release(object_id, number) for object_id, number in releases]
+            del holders  # a finalizer may call actors, by this session, too
         if kind == _RESPONSE:
             call = self._pending.get(message_id)
             if call is None:

@@ -21,7 +21,7 @@ class LockedLeases:
 
     __slots__ = ("_leases", "_lock")
 
-    def __init__(self, leases: LeaseTable, lock: threading.Lock) -> None:
+    def __init__(self, leases: LeaseTable, lock: threading.RLock) -> None:
         self._leases = leases
         self._lock = lock
 
@@ -33,14 +33,17 @@ class LockedLeases:
     def withdraw(self, object_id: int) -> None:
         """Take back a lease that was granted for a frame that is not sent, unless the end of the connection has ended
         it."""
+        holder = None
         with self._lock:
             if self._leases.get(object_id) is not None:
-                self._leases.release(object_id, 1)
+                holder = self._leases.release(object_id, 1)
+        del holder
 
     def release(self, object_id: int, count: int) -> None:
         """See `LeaseTable.release`."""
         with self._lock:
-            self._leases.release(object_id, count)
+            holder = self._leases.release(object_id, count)
+        del holder  # a finalizer may call actors, by this session, too
 
 
 class LockedLeasesOfCopies(LockedLeases):

@@ -30,7 +30,7 @@ class Sending(Protocol):
     """The parts of a `zcactor.rpc.session.Session` that writing needs."""
 
     hub: Any
-    lock: threading.Lock
+    lock: threading.RLock
     pending: dict[int, Any]
     credits: Any
     connection: Connection

@@ -8,7 +8,8 @@ Threads: frames arrive on the loop's thread. Frames may be sent from any thread 
 everything that touches the send side happens under `lock`. An object may be finalized anywhere, even inside that lock
 when the garbage collector runs there, so a release is only noted in the native part and never takes the lock. The next
 frame takes the release along, or a RELEASE frame does in the loop's next turn. A thread that drops the arguments of a
-method which it has run sends their releases itself.
+method which it has run sends their releases itself. A finalizer of the program's may make calls, too. One that runs
+inside the lock has its frames written in the loop's next turn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.exception_pickling import bare
 from zcactor.logs import logger
 from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
@@ -38,6 +40,7 @@ from zcactor.rpc.messages import Flags, Hello, Kind, Status
 from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.parts import Announced
 from zcactor.transport.credits import Credits
+from zcactor.transport.frames import held_here
 from zcactor.transport.mapping import STEP_BITS, Mapping
 
 if TYPE_CHECKING:
@@ -139,7 +142,7 @@ class Session:
         """The twin that is used instead; releases go to it."""
         if twin is not None:
             twin.twin = self
-        self.lock: threading.Lock = threading.Lock() if twin is None else twin.lock
+        self.lock: threading.RLock = threading.RLock() if twin is None else twin.lock
         self.leases: LeaseTable = self._new_leases() if twin is None else twin.leases
         """The peer's leases on our objects, and our pins of others' objects for it. Twins share the table and the lock:
         an object leased by one session may be released by the other."""
@@ -272,6 +275,9 @@ class Session:
         self, call: Call, actor: int, code: int, flags: int, timeout_ns: int, payload: bytes, parts: Sequence[Part]
     ) -> None:
         """Send `call`. When the connection is lost before the response, the hub fails the call."""
+        if held_here(self.lock):
+            self._on_loop(partial(self._send_call_later, call, actor, code, flags, timeout_ns, payload, parts))
+            return
         with self.lock:
             if self.closed is not None:
                 raise self.closed
@@ -296,6 +302,13 @@ class Session:
                 self._flush_locked()
                 return
         self._schedule_flush()
+
+    def _send_call_later(self, call: Call, *rest: Any) -> None:
+        try:
+            if not call.known:
+                self.send_call(call, *rest)
+        except Exception as error:  # the connection is lost, or an argument's owner
+            call.fail(bare(error, None))
 
     def respond(
         self, incoming: Incoming, status: int, payload: Any, parts: Sequence[Part], flags: int, *, more: bool = False,
@@ -352,6 +365,9 @@ class Session:
             ConnectionLost: the connection has ended.
             Exception: the error of granting a part or writing the frame; nothing was sent.
         """
+        if held_here(self.lock):
+            self._on_loop(partial(self._push_later, key, word, status, payload, parts, flags))
+            return
         with self.lock:
             if self.closed is not None:
                 raise self.closed
@@ -359,6 +375,10 @@ class Session:
             if status == _OK:
                 self._counters.pushes += 1
             self._flush_locked()
+
+    def _push_later(self, *push: Any) -> None:
+        with contextlib.suppress(ConnectionLost, ObjectLost):  # whoever waits for the outcome learns of the end
+            self.push(*push)
 
     def publish(self, key: int, word: int, payload: bytes) -> None:
         """Send packed values, without parts, to the taker of `word` in the peer.
@@ -376,6 +396,9 @@ class Session:
         """Ask the peer to push the result of `call` to the process `target` under `key`."""
         if self.wire.forward(call.id, call.forwarded, key, target):
             return
+        if held_here(self.lock):
+            self._on_loop(partial(self.forward, call, key, target))
+            return
         with self.lock:
             self._send(_FORWARD, 0, call.forwarded, 0, call.id, key, (), target)
         self._schedule_flush()
@@ -392,6 +415,9 @@ class Session:
 
     def _control(self, kind: int, message_id: int, extra: int) -> None:
         if self.closed is not None:
+            return
+        if held_here(self.lock):
+            self._on_loop(partial(self._control, kind, message_id, extra))
             return
         with self.lock:
             self._send(kind, 0, 0, 0, message_id, extra, (), b"")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zcactor.config import Config
     from zcactor.native import hot
 
-__all__ = ["LENGTH_PREFIX", "Frames", "PeerInfo", "Receiver", "max_frame_for", "whole_frames"]
+__all__ = ["LENGTH_PREFIX", "Frames", "PeerInfo", "Receiver", "held_here", "max_frame_for", "whole_frames"]
 
 LENGTH_PREFIX = 4
 """Bytes before each frame: its length, little-endian u32, not counting the prefix (FlatBuffers' size prefix)."""
@@ -258,3 +258,9 @@ class Frames(ABC):
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.connection_lost(cause)
+
+
+def held_here(lock: threading.RLock) -> bool:
+    """Whether this thread is inside a lock: a finalizer runs there then, which the garbage collector has started. Its
+    frames have to wait, as others may be written in part."""
+    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # as threading.Condition asks

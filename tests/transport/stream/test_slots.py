@@ -198,3 +198,24 @@ def test_a_thread_writes_while_another_flushes() -> None:
     thread.join()
     out.flush()
     assert b"".join(sock.taken) == b"".join(number.to_bytes(4, "big") for number in range(20_000))
+
+
+def test_a_frame_that_a_finalizer_writes_inside_of_a_flush() -> None:
+    """It leaves with the flush, behind the frames that were there, and none is sent twice."""
+    sock = Socket()
+    written = [b"c" * 4000, b"d" * 4000, b"e" * 10]
+
+    def send(view: memoryview) -> int:
+        if written:
+            write(slots.buffer, written.pop(0))
+            assert slots.buffer.flush() is False
+        return sock.send(view)
+
+    slots = Slots(5000, send)
+    write(slots.buffer, b"a" * 4000)
+    write(slots.buffer, b"b" * 4000)
+    write(slots.buffer, b"f" * 4000)
+    assert slots.buffer.flush() is False
+    sent = b"".join(sock.taken)
+    assert (len(sent), sent[:12_000:4000], sent[12_000::4000]) == (20_010, b"abf", b"cde")
+    assert not slots.pending

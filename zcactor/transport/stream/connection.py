@@ -68,7 +68,8 @@ class StreamConnection(Frames):
         self._fd = sock.fileno()
         self._hangup = select.epoll(1)
         self._hangup.register(self._fd, select.EPOLLRDHUP)
-        self._hangup_lock = threading.Lock()  # other threads ask, while the loop's closes
+        # Other threads ask, while the loop's closes, and so may a finalizer that runs inside of it.
+        self._hangup_lock = threading.RLock()
         self._sealed = sock if isinstance(sock, SealedSocket) else None
         self._out = self._make_buffer()
         self._send_by(self._out)

@@ -34,7 +34,8 @@ class Slots:
     def __init__(self, max_reserve: int, send: Callable[[memoryview], int]) -> None:
         self._nbytes = max(NBYTES, max_reserve)
         self._send = send
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer that makes calls may run inside it
+        self._flushing = False
         self._spare: memoryview | None = None
         self._waiting: deque[memoryview] = deque()  # the frames of earlier slots, which leave first
         self._closed = False
@@ -48,14 +49,27 @@ class Slots:
             self._leave()
 
     def flush(self) -> bool:
-        """Send the committed frames. True where some are left, because `send` takes no more bytes now.
+        """Send the committed frames. True where some are left, because `send` takes no more bytes now. A finalizer's
+        call, which runs inside of a flush, leaves its frames to that.
 
         Raises:
             OSError: the error of `send`. After it, and after any exception of a signal's handler, nobody knows how many
                 bytes were taken, and the connection has to end.
         """
         with self._lock:
+            if self._flushing:
+                return False
+            self._flushing = True
+            try:
+                return self._send_all()
+            finally:
+                self._flushing = False
+
+    def _send_all(self) -> bool:
+        while True:
             self._leave()
+            if not self._waiting or self._closed:
+                return False
             while self._waiting and not self._closed:
                 view = self._waiting[0]
                 try:
@@ -67,7 +81,6 @@ class Slots:
                 else:
                     self._waiting.popleft()
                     self._spare = memoryview(view.obj)
-            return False
 
     @property
     def pending(self) -> bool:

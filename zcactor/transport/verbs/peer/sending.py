@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from zcactor.native import hot
+from zcactor.transport.frames import held_here
 from zcactor.transport.stream.record_layer import RECORD_NBYTES
 from zcactor.transport.verbs.device.slots import BYE, CREDIT, DATA, HEADER_NBYTES, PROBE, SlotArea, pack_header
 from zcactor.transport.verbs.driver.base import Send
@@ -78,7 +79,7 @@ class SlotSender:
         self._credits = credits
         self._wake = wake
         self._failed = failed
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread = threading.get_ident()
         self._free = list(range(area.count))  # slots
         self._flight: deque[tuple[int, int]] = deque()  # posted without a completion: number of the message, slot
@@ -101,7 +102,13 @@ class SlotSender:
     # ---- the writer
 
     def full(self) -> None:
-        """Give the writer another slot, as its own has no room for the next frame."""
+        """Give the writer another slot, as its own has no room for the next frame.
+
+        Raises:
+            RuntimeError: a finalizer makes a call that does not fit the slot, and runs where this thread changes slots.
+        """
+        if held_here(self._lock):
+            raise RuntimeError("a finalizer's call does not fit the frames that its thread is about to send")
         with self._lock:
             view, slot = self._view, self._slot
             end = self._next_buffer()
@@ -115,7 +122,7 @@ class SlotSender:
         if self._closed or not (self._waiting or self.native.pending):  # as `pending`, without a call
             return
         self._flushed = True
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and not held_here(self._lock):
             self.pump()
         else:
             self._wake()
