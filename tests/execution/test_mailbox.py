@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import ctypes
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zcactor.errors import RemoteError
+from zcactor.execution.eager_task import start_eagerly
 from zcactor.execution.mailbox import Mailbox
 from zcactor.execution.threads import Threads
 from zcactor.interface import MethodKind, MethodSpec
@@ -645,3 +647,39 @@ async def test_work_of_the_process_runs_behind_the_calls_that_are_queued() -> No
     assert ran != [threading.get_ident()]
     assert await bench.mailbox.run(lambda: 5) == 5
     bench.mailbox.close()
+
+
+async def test_calls_of_many_callers_that_end_in_their_first_step() -> None:
+    """Each of them frees the limit for the next: they run one behind the other, and not inside of each other."""
+    loop, ran, depths = asyncio.get_running_loop(), list[tuple[int, int]](), set[int]()
+    gate: asyncio.Future[None] = loop.create_future()
+
+    def start(call: Any, _: MethodSpec, lane: hot.Lane) -> None:
+        async def run() -> None:
+            mailbox.task_began(lane)
+            if call.number < 0:
+                await gate
+            ran.append((call.session, call.number))
+            depths.add(len(inspect.stack(0)))
+            mailbox.task_ended()
+
+        start_eagerly(run(), loop, contextvars.copy_context())
+
+    def nothing(*_: Any) -> None: ...
+
+    mailbox = Mailbox(
+        "bench", loop, 1, 1, steps_out=True, run_sync=nothing, start_async=start, run_inline=nothing, lost=nothing,
+        enter_thread=nothing, threads=None,
+    )  # fmt: skip
+    callers = 400
+    for number in (-1, 0, 1):
+        for caller in range(1 if number < 0 else callers):
+            call: Any = FakeCall(caller, ASYNC, number)
+            mailbox.submit(call, SPECS[ASYNC])
+    gate.set_result(None)
+    async with asyncio.timeout(20):
+        while len(ran) < 1 + 2 * callers:
+            await asyncio.sleep(0)
+    assert mailbox.idle and mailbox.tasks.running == 0
+    assert len(depths) <= 3, "the stack does not grow with the callers"
+    assert ran[0] == (0, -1) and {number for _, number in ran[1 : callers + 1]} == {0}, "callers take turns"

@@ -85,7 +85,7 @@ async def test_a_value_whose_last_holder_lets_go(zc_runtime: zc.Runtime) -> None
 
 @pytest.mark.parametrize("transports", [("local",), ("tcp",)])
 async def test_calls_inside_of_the_locks_of_their_connection(transports: tuple[str, ...]) -> None:
-    """As from a finalizer that runs where frames are written: each call, whatever its arguments, is sent."""
+    """As from a finalizer that runs where frames are written: each call, with arguments of any kind, is sent."""
     async with asyncio.timeout(PATIENCE), zc.init(transports=transports, num_cpus=2, log_to_driver=False):
         store: Any = await Store.spawn()
         await store.note("first")

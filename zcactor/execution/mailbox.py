@@ -95,6 +95,8 @@ class Mailbox:
         self._open = 0
         """Calls that are queued for the threads or run in one; counted while threads may be added."""
         self._closed = False
+        self._pumping = self._freed = False
+        """Whether `pump_all` is at work, and whether a call has ended meanwhile."""
 
     def submit(self, incoming: Incoming, spec: MethodSpec) -> None:
         """Take a call. It starts now, or when its turn comes."""
@@ -147,6 +149,8 @@ class Mailbox:
             while held and not held[0][0].blockers and lane.admit_held(held[0][1].kind):
                 incoming, spec = held.popleft()
                 self.start(incoming, spec, lane)
+                if self._freed:  # the call has ended: the other lanes come first
+                    break
         finally:
             lane.pumping = False
 
@@ -154,13 +158,22 @@ class Mailbox:
         """Start the calls that a full limit has held up."""
         if not self.loop.is_running():  # the collector has closed the coroutine of a call, after the end of the loop
             return
-        for session, lane in list(self.lanes.items()):
-            if self.tasks.full:
-                return
-            if lane.held:
-                del self.lanes[session]  # to the back, or the first caller would always be served first
-                self.lanes[session] = lane
-                self._pump(lane)
+        if self._pumping:  # by a call that has ended in its first step, which runs further down this stack
+            self._freed = True
+            return
+        self._pumping = self._freed = True
+        try:
+            while self._freed:
+                self._freed = False
+                for session, lane in list(self.lanes.items()):
+                    if self.tasks.full:
+                        break
+                    if lane.held:
+                        del self.lanes[session]  # to the back, or the first caller would always be served first
+                        self.lanes[session] = lane
+                        self._pump(lane)
+        finally:
+            self._pumping = self._freed = False
 
     def task_began(self, lane: hot.Lane) -> None:
         """Note that the first step of an async call is about to run."""

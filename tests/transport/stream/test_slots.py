@@ -201,7 +201,7 @@ def test_a_thread_writes_while_another_flushes() -> None:
 
 
 def test_a_frame_that_a_finalizer_writes_inside_of_a_flush() -> None:
-    """It leaves with the flush, behind the frames that were there, and none is sent twice."""
+    """The flush sends the frame behind those that were there, and none is sent twice."""
     sock = Socket()
     written = [b"c" * 4000, b"d" * 4000, b"e" * 10]
 
