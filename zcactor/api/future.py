@@ -135,7 +135,11 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
             ValueError: `timeout` is negative, or not a number (NaN).
             Exception: the errors of ``await``.
         """
-        return result_of(needed(self), timeout)  # type: ignore[no-any-return]
+        call = needed(self)
+        try:
+            return result_of(call, timeout)  # type: ignore[no-any-return]
+        finally:
+            del self, call  # an error has this frame in its traceback: see `value_of`
 
     def done(self) -> bool:
         """Whether the outcome is known. An ``await`` then waits at most for bytes that come from another host."""
@@ -336,7 +340,10 @@ def result_of(call: Call, timeout: float | None) -> Any:
         wait = -1.0 if timeout is None else min(timeout, TIMEOUT_MAX)
         if not done.acquire(timeout=wait) and call.state is not _DONE:
             raise TimeoutError(f"{call.label or 'the value'} was not done after {timeout:.6g} s; it goes on")
-    return value_of(call)
+    try:
+        return value_of(call)
+    finally:
+        del call
 
 
 def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:

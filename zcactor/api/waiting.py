@@ -41,11 +41,18 @@ async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> lis
     refs = list(refs)
     seconds = checked_seconds(timeout, "zc.get")
     calls = _checked(refs)
-    await _wait_count(calls, len(refs), seconds, all_or_error=True)
-    for call in calls:
-        if call.done and (call.error is not None or call.status != Status.OK):
-            value_of(call)  # raises; the other calls may still be running
-    return [value_of(call) for call in calls]
+    try:
+        await _wait_count(calls, len(refs), seconds, all_or_error=True)
+        for call in calls:
+            if call.done and (call.error is not None or call.status != Status.OK):
+                value_of(call)  # raises; the other calls may still be running
+        values = []
+        for call in calls:
+            values.append(value_of(call))  # noqa: PERF401  # the frame of a comprehension would hold the call
+        return values
+    finally:  # an error has this frame in its traceback: see `value_of`
+        refs, calls = (), []
+        call = None  # type: ignore[assignment]
 
 
 async def wait(

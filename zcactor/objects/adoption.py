@@ -436,7 +436,10 @@ class Adoptions:
                 if task is None:
                     task = self._coming[key] = self._tasks.begin(self._copy(lease))
                     task.add_done_callback(partial(self._arrived, key))
-                found = self._made[key] = await asyncio.shield(task)
+                try:
+                    found = self._made[key] = await asyncio.shield(task)
+                finally:
+                    del task  # an error has this frame in its traceback, and the task has the error
                 found.sealed = True
             lease.adopted = found, found.offset + lease.address % mmap.PAGESIZE
         return lease.adopted

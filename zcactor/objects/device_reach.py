@@ -194,7 +194,10 @@ class DeviceReach:
         if task is None:
             task = self._coming[key] = self._tasks.begin(self._copied(owner, lease))
             task.add_done_callback(partial(self._arrived, key))
-        return self._part_of(await asyncio.shield(task), lease)
+        try:
+            return self._part_of(await asyncio.shield(task), lease)
+        finally:
+            del task  # an error has this frame in its traceback, and the task has the error
 
     def _arrived(self, key: _Key, task: asyncio.Task[Any]) -> None:
         del self._coming[key]

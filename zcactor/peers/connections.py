@@ -103,7 +103,10 @@ class Connections:
         if task is None:
             task = self._connecting[process] = self._tasks.loop.create_task(self._open(process))
             task.add_done_callback(partial(self._connected, process))
-        session = await asyncio.shield(task)
+        try:
+            session = await asyncio.shield(task)
+        finally:
+            del task  # an error has this frame in its traceback, and the task has the error
         # Since the task was done the loop has turned: the peer may close it by now, as we have agreed.
         if session.is_replaced or self._sessions.is_leaving(session):
             return await self.connect(process)

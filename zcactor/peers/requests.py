@@ -113,9 +113,12 @@ class Requests:
             return await self.ask(session, method, *args)
         except RemoteError as error:
             original = remote_of(error).original
-            if issubclass(type(original), ZcactorError | ValueError | TypeError):
-                raise original from None  # type: ignore[misc]
-            raise
+            if not issubclass(type(original), ZcactorError | ValueError | TypeError):
+                raise
+        try:
+            raise original  # not in the handler: the two errors would hold each other, and what is in these frames
+        finally:
+            del original
 
     async def delivered(self, sessions: Sessions) -> None:
         """Return once every peer has received all that was sent to it: answers may still wait for credit or for the

@@ -377,7 +377,7 @@ class Session:
             self._flush_locked()
 
     def _push_later(self, *push: Any) -> None:
-        with contextlib.suppress(ConnectionLost, ObjectLost):  # whoever waits for the outcome learns of the end
+        with contextlib.suppress(ConnectionLost, ObjectLost):  # those who wait for the outcome learn of the end
             self.push(*push)
 
     def publish(self, key: int, word: int, payload: bytes) -> None:

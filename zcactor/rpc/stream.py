@@ -130,8 +130,12 @@ class Stream:
         call = self.call
         call.retrieved = True
         self._closed = True
-        if call.error is not None:
-            raise bare(call.error, None)
+        error, call.error = call.error, None  # else it would keep itself, by this frame in its traceback
+        if error is not None:
+            try:
+                raise bare(error, None)
+            finally:
+                del error
         if call.status == Status.ERROR:
             raise self._unpack(call.payload, call.parts, call.flags)
         raise StopAsyncIteration
