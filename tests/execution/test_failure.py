@@ -349,3 +349,14 @@ def test_malformed_pickles_leave_the_text(marshaller: Marshaller, pickled: Any) 
 def test_dual_classes_are_made_once() -> None:
     fields = {"type_name": "T", "message": "m", "remote_traceback": "", "actor": "", "host": "", "pid": 1}
     assert type(make_remote_error(ValueError(1), fields)) is type(make_remote_error(ValueError(2), fields))
+
+
+def test_a_traceback_through_many_actors_keeps_its_ends(marshaller: Marshaller) -> None:
+    error: BaseException = ValueError("the first cause")
+    for number in range(300):
+        payload, parts, flags = marshaller.pack(Failure(error, f"Hop({number})"))
+        error = marshaller.unpack(payload, parts, flags)
+    assert isinstance(error, RemoteError) and error.actor == "Hop(299)"
+    trace = error.remote_traceback
+    assert len(trace) < 20_000 and "characters are left out" in trace
+    assert "Hop(298)" in trace and "Hop(0)" in trace and "the first cause" in trace

@@ -26,7 +26,7 @@ from zcactor.process.cluster import (
     NodeService,
     WorkerService,
 )
-from zcactor.rpc.services import MAX_NUMBER, Services, method_number, remote, remote_of
+from zcactor.rpc.services import MAX_NUMBER, Services, method_number, remote, remote_methods
 from zcactor.shuffling.sides import ShuffleService
 
 SERVICES = (
@@ -135,9 +135,8 @@ NUMBERS = {
 
 
 def test_numbers_stay() -> None:
-    assert {method_number(function): function.__qualname__ for each in SERVICES for _, function in remote_of(each)} == (
-        NUMBERS
-    )
+    declared = [function for service in SERVICES for _, function in remote_methods(service)]
+    assert {method_number(function): function.__qualname__ for function in declared} == NUMBERS
 
 
 def test_a_number_that_is_taken_or_out_of_range() -> None:

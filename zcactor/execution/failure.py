@@ -162,6 +162,8 @@ def pack_as_text(failure: Failure, unsendable: BaseException, room: int) -> byte
     return encode(Ext(Code.FAILURE, encode((name, message, _cut(lines, left, tail=True), actor, host, pid, None))))
 
 
+_TRACE_LENGTH = 16 << 10
+"""Characters of a traceback that travel, at most: some forty hops from actor to actor."""
 _FRAMING = 64
 """Bytes of MessagePack around the texts: an extension's head, a list's, those of five strings of 5 each, and the
 process id."""
@@ -179,6 +181,14 @@ def _cut(text: str, nbytes: int, *, tail: bool = False) -> str:
     return f"...{short}" if tail else f"{short}..."
 
 
+def _shortened(lines: str) -> str:
+    """A traceback without its middle where it is too long: one that has come through many actors names them all."""
+    if len(lines) <= _TRACE_LENGTH:
+        return lines
+    half = _TRACE_LENGTH // 2
+    return f"{lines[:half]}\n(... {len(lines) - 2 * half:,} characters are left out ...)\n{lines[-half:]}"
+
+
 def _fields(failure: Failure) -> tuple[str, str, str, str, str, int]:
     """The fields of a failure as text, in the order of `_FIELDS`."""
     error = failure.error
@@ -188,7 +198,7 @@ def _fields(failure: Failure) -> tuple[str, str, str, str, str, int]:
         name, message = remote.type_name, remote.message
     else:
         name, message = shown(type_name(cls), _NAME_LENGTH), text_of(error)
-    lines = traced(error)
+    lines = _shortened(traced(error))
     process = current_or_none()
     place = Place.here() if process is None else process.place
     return name, message, lines, failure.actor, place.host, place.pid

@@ -27,7 +27,7 @@ from zcactor.process.cluster import HeadService, MembershipService, NodeService
 from zcactor.process.epochs import Deposed
 from zcactor.process.head_outage import HeadOutage
 from zcactor.process.head_places import HeadPlaces
-from zcactor.rpc.services import Services, method_number, remote, remote_of
+from zcactor.rpc.services import Services, method_number, remote, remote_methods
 from zcactor.transport.stream.probe import Standby
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _FOR_CALLS: Final = (MembershipService.find, HeadService.locate, MembershipServi
 """The requests by which calls find their actor, or the reason why they do not."""
 _ENDING: Final = (HeadService.kill, HeadService.stop)
 """The requests that are done where there is no such actor."""
-_OF_MEMBERS: Final = {function for _, function in remote_of(MembershipService)}
+_OF_MEMBERS: Final = {function for _, function in remote_methods(MembershipService)}
 _ANSWER: Final = 1.0
 """Seconds that the head has for an answer; calls that are not answered wait for it."""
 _CALLED_BACK: Final = 2.0

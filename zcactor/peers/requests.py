@@ -116,7 +116,7 @@ class Requests:
             if not issubclass(type(original), ZcactorError | ValueError | TypeError):
                 raise
         try:
-            raise original  # not in the handler: the two errors would hold each other, and what is in these frames
+            raise original  # type: ignore[misc]  # not in the handler: the two errors would hold each other, and what is in these frames
         finally:
             del original
 

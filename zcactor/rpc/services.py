@@ -33,7 +33,7 @@ __all__ = [
     "current_call",
     "method_number",
     "remote",
-    "remote_of",
+    "remote_methods",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +95,7 @@ def method_number(method: object) -> int:
     return _numbers[method]
 
 
-def remote_of(service: type) -> Iterator[tuple[str, FunctionType]]:
+def remote_methods(service: type) -> Iterator[tuple[str, FunctionType]]:
     """The names and functions of the remote methods that a class or its bases declare."""
     for base in service.__mro__:
         for name, function in vars(base).items():
@@ -123,7 +123,7 @@ class Services:
 
     def add(self, service: object) -> None:
         """Answer calls of the methods that the class of `service` declares."""
-        for name, function in remote_of(type(service)):
+        for name, function in remote_methods(type(service)):
             self._answer(function, getattr(service, name))
 
     def add_rare(self, declared: type, part: Callable[[], Any]) -> None:
@@ -133,7 +133,7 @@ class Services:
         def by(name: str) -> Callable[..., Any]:
             return lambda *args: getattr(part(), name)(*args)
 
-        for name, function in remote_of(declared):
+        for name, function in remote_methods(declared):
             self._answer(function, by(name))
 
     def _answer(self, function: FunctionType, answer: Callable[..., Any]) -> None:
