@@ -265,7 +265,7 @@ async def main():
             # A loop in debug mode also reports callbacks of more than 0.1 s, and on a busy machine any callback may
             # take that.
             said = re.sub(r"(?m)^.*Executing <.*> took [\d.]+ seconds\n", "", program.stderr())
-            assert said == 2 * "ended with 1 call that had not run: Busy.wait (await it)\n"
+            assert said == 2 * "ended with 1 call that had not ended: Busy.wait (await it)\n"
             until(lambda p=program: not processes(p.mark), "all processes end")  # type: ignore[misc]
 
 

@@ -392,7 +392,7 @@ async def test_exceptions_keep_their_type_and_tell_where() -> None:
     assert error.pid == await handle.pid()
     assert error.host
     assert "raise Strange(1, 2)" in error.remote_traceback
-    assert "zcactor/runtime" not in error.remote_traceback
+    assert "zcactor/execution" not in error.remote_traceback
     assert error.remote_traceback.splitlines()[-1] in error.__notes__[-1]
     with pytest.raises(FileNotFoundError) as missing:
         await handle.coroutine()

@@ -7,6 +7,7 @@ import asyncio
 import atexit
 import gc
 import io
+import itertools
 import logging
 import os
 import signal
@@ -404,6 +405,11 @@ class Endless:
     def __init__(self) -> None:
         self.never = threading.Event()
 
+    async def numbers(self) -> Any:
+        """A stream without an end."""
+        for number in itertools.count():
+            yield number
+
     def at_exit(self) -> int:
         """Register an exit function that does not return."""
         atexit.register(self.never.wait)
@@ -491,8 +497,8 @@ async def test_queued_calls_run_at_the_end_of_an_embedded_node(tmp_path: Path, t
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        (1, "1 call that had not run: Endless.forever (await it)"),
-        (5, "5 calls that had not run: Endless.forever x5 (await them)"),
+        (1, "1 call that had not ended: Endless.forever (await it)"),
+        (5, "5 calls that had not ended: Endless.forever x5 (await them)"),
     ],
 )
 async def test_the_end_tells_what_has_not_run(told: list[str], count: int, text: str) -> None:
@@ -501,6 +507,17 @@ async def test_the_end_tells_what_has_not_run(told: list[str], count: int, text:
         kept = [actor.forever() for _ in range(count)]
     assert told == [f"ended with {text}"]
     del kept
+
+
+@pytest.mark.slow
+async def test_the_end_tells_how_streams_end(told: list[str]) -> None:
+    async with zc.init(config=config(0.5, warn_after=0.0)):
+        actor: Any = await Endless.spawn()
+        stream = actor.numbers()
+        assert await anext(stream) == 0
+    (line,) = told
+    assert line.startswith("ended with 1 call that had not ended: Endless.numbers (await it; a stream ends with its last")
+    del stream
 
 
 @pytest.mark.slow

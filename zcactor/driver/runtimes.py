@@ -155,15 +155,17 @@ class Runtime(ABC):
             yield from list(actor.unfinished)
 
     def tell_unfinished(self, calls: Iterable[Call]) -> None:
-        """Log the number of those of `calls` that have not run, and the failures among the others that nobody awaits.
+        """Log the number of those of `calls` that have not ended, and the failures among the others that nobody awaits.
 
         Args:
             calls: those that were unfinished when the end began, or were made since.
         """
         unrun: Counter[str] = Counter()
+        streams = False
         for call in calls:
             if not call.known or issubclass(type(call.error), ENDS) or call.status in _NOT_RUN:
                 unrun[call.label] += 1
+                streams = streams or call.stream is not None
             elif not call.retrieved and not call.awaited and call.status == Status.ERROR:
                 self.process.unretrieved_errors.note(call)
         if not unrun:
@@ -172,8 +174,9 @@ class Runtime(ABC):
         more = f" and {len(unrun) - _NAMED} more methods" if len(unrun) > _NAMED else ""
         total = unrun.total()
         logger.warning(
-            "ended with %d call%s that had not run: %s%s (await %s)",
+            "ended with %d call%s that had not ended: %s%s (await %s%s)",
             total, "" if total == 1 else "s", named, more, "it" if total == 1 else "them",
+            "; a stream ends with its last item, or by aclose()" if streams else "",
         )  # fmt: skip
 
     async def _responds(self) -> bool:
