@@ -24,6 +24,7 @@ from tests.conformance.device_peer import (
     map_anew,
     mapped,
     read,
+    record_all,
     until_done,
     write,
 )
@@ -463,7 +464,7 @@ class GpuDriverSuite:
             driver.fill(0, address + number * 1000, b"n", 1000, stream)
         for stream in ended:
             driver.end_stream(0, stream)
-        driver.record_all(0, event)
+        record_all(driver, 0, event)
         driver.wait(0, last, event)
         assert read(driver, 0, address, 5000, last) == b"n" * 5000
 

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar
 
 from zcactor.errors import DeviceError, ZcactorError
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
     from zcactor.device.driver import GpuDriver
 
-__all__ = ["DevicePeer", "finish", "is_done", "is_idle", "main", "mapped", "read", "until_done", "write"]
+__all__ = ["DevicePeer", "finish", "is_done", "is_idle", "main", "mapped", "read", "record_all", "until_done", "write"]
 
 _WATCHDOG: Final = 30.0
 """Seconds until a test gives up."""
 _FRAME_NBYTES: Final = 1 << 16
+_Answer = TypeVar("_Answer")
 
 
 def is_done(driver: GpuDriver, device: int, event: int) -> bool:
@@ -39,7 +40,7 @@ def is_idle(driver: GpuDriver, device: int, stream: int) -> bool:
     return _answer(lambda: driver.idle(device, stream))
 
 
-def _answer(ask: Callable[[], bool]) -> bool:
+def _answer(ask: Callable[[], _Answer]) -> _Answer:
     end = time.monotonic() + _WATCHDOG
     while True:
         try:
@@ -47,6 +48,11 @@ def _answer(ask: Callable[[], bool]) -> bool:
         except DeviceError as error:
             if error.fatal or time.monotonic() > end:
                 raise
+
+
+def record_all(driver: GpuDriver, device: int, event: int) -> None:
+    """As `GpuDriver.record_all`, called again where another thread captures a stream."""
+    _answer(lambda: driver.record_all(device, event))
 
 
 def until_done(driver: GpuDriver, device: int, event: int) -> None:

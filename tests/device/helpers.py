@@ -8,12 +8,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from zcactor.device.array import DeviceArray, empty_array
 from zcactor.device.driver import GpuDriver
@@ -23,7 +25,18 @@ from zcactor.device.store import DeviceStore, open_store
 from zcactor.testing import until
 from zcactor.transport.local.extents import ExtentReply
 
-__all__ = ["NEVER", "array_on", "fetched", "held", "looked_often", "opened", "seen", "settle"]
+__all__ = [
+    "NEVER",
+    "array_on",
+    "draw_openers",
+    "drawn_options",
+    "fetched",
+    "held",
+    "looked_often",
+    "opened",
+    "seen",
+    "settle",
+]
 
 NEVER = bool
 """A function that is never true, and that can be passed to a `DevicePeer`: a stream that is held until then does
@@ -37,10 +50,16 @@ def drawn_options(seed: int) -> str:
         "devices": draw.randint(2, 4), "late": draw.choice([0, 0, 3, 10]), "seed": seed,
         "peer": draw.choice(["all", "none"]), "export": draw.choice(["vmm", "vmm", "none"]),
         "events": draw.choice(["ipc", "ipc", "none"]), "readonly": draw.choice(["yes", "no"]),
-        "dmabuf": draw.choice(["yes", "no"]), "refuse": draw.choice([0, 0.1, 0.4]),
+        "dmabuf": draw.choice(["yes", "no"]), "refuse": draw.choice([0, 0.1, 0.4]), "captures": draw.choice([0, 0.3]),
         "context": draw.choice(["0", "16MiB"]), "host": draw.choice(["", f"drawn-{os.getpid()}-{seed}"]),
     }  # fmt: skip
     return ",".join(f"{name}={value}" for name, value in drawn.items())
+
+
+def draw_openers(metafunc: pytest.Metafunc, opener: Callable[[str], GpuDriver]) -> None:
+    """Run a test of the suite of drivers with the options of two seeds, times ``--rounds``."""
+    seeds = range(2 * metafunc.config.getoption("--rounds"))
+    metafunc.parametrize("opener", [partial(opener, drawn_options(seed)) for seed in seeds], ids=map(str, seeds))
 
 
 @contextmanager

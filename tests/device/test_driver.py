@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from tests.conformance.device import GpuDriverSuite
-from tests.device.helpers import drawn_options
+from tests.device.helpers import draw_openers
 from zcactor.device.fake import FakeGpuDriver
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,4 @@ class TestDrawn(GpuDriverSuite):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Draw the options of `TestDrawn`."""
     if metafunc.cls is TestDrawn and "opener" in metafunc.fixturenames:
-        seeds = range(2 * metafunc.config.getoption("--rounds"))
-        metafunc.parametrize(
-            "opener", [partial(FakeGpuDriver, drawn_options(seed)) for seed in seeds], ids=map(str, seeds)
-        )
+        draw_openers(metafunc, FakeGpuDriver)

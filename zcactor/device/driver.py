@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "EVENT_NBYTES", "LEGACY_STREAM", "PAGE_NBYTES", "PATTERNS", "THREAD_STREAM", "CudaCode",
+    "CAPTURED", "EVENT_NBYTES", "LEGACY_STREAM", "PAGE_NBYTES", "PATTERNS", "THREAD_STREAM", "CudaCode",
     "GpuDriver", "GpuFacts", "Refused",
 ]  # fmt: skip
 
@@ -28,6 +28,12 @@ PAGE_NBYTES: Final = mmap.PAGESIZE
 """Bytes of a page of the host, of which `GpuDriver.dma_buf` takes whole ones."""
 PATTERNS: Final = (1, 2, 4, 8, 16)
 """Bytes that the pattern of a fill may have: those of all plain dtypes."""
+
+CAPTURED: Final = (
+    "the stream is captured into a graph, as in torch.cuda.graph: pass arrays, and use what was received, before the "
+    "capture or behind it"
+)
+"""The reason against work on a stream that is captured: it would be a part of the graph."""
 
 LEGACY_STREAM: Final = 1
 """``CU_STREAM_LEGACY``: the default stream of a device, for a library that says which one it means."""

@@ -26,11 +26,6 @@ __all__ = ["StandIn", "opened_cuda", "opened_held"]
 
 _ATTRIBUTES: Final = bindings.CUdevice_attribute
 _MODES: Final = bindings.CUstreamCaptureMode
-_UNSAFE: Final = frozenset(
-    {"reserve", "unreserve", "create", "map", "unmap", "release", "pin", "unpin", "done", "idle", "event", "end_event",
-     "stream", "end_stream", "free"}
-)  # fmt: skip
-"""The fake's calls that invalidate captures where the thread does not say that they have nothing to do with them."""
 _STREAM: Final = 0x10000
 """Streams are numbers that look like addresses."""
 _PATIENCE: Final = 60.0
@@ -84,10 +79,6 @@ class StandIn:
         """Handle and bytes of the memory at an address."""
         self.registered: Final[dict[int, int]] = {}
         """Bytes of pinned host memory, by its address."""
-        self.captured: Final[set[int]] = set()
-        """The streams that a program captures, in global mode."""
-        self.is_valid = True
-        """Whether no call has invalidated the captures."""
         self.retained: Final[list[int]] = []
         """The devices whose contexts are in use."""
 
@@ -105,11 +96,10 @@ class StandIn:
 
     def _do(self, call: str, *arguments: Any) -> tuple[Any, ...]:
         """Make a call of the fake driver. Returns CUDA's code, and the result."""
-        if call in _UNSAFE and self.captured and self.mode == _MODES.CU_STREAM_CAPTURE_MODE_GLOBAL:
-            self.is_valid = False
+        if self.gpus.prohibits(call, relaxed=self.mode != _MODES.CU_STREAM_CAPTURE_MODE_GLOBAL):
             return (bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
-        if self.captured.intersection(arguments):
-            self.is_valid = False
+        if self.gpus.captured.intersection(arguments):
+            self.gpus.captures_are_valid = False
             return (bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         try:
             result = getattr(self.gpus, call)(*arguments)
@@ -131,7 +121,7 @@ class StandIn:
 
     def cuStreamIsCapturing(self, stream: int) -> tuple[Any, ...]:
         kinds = bindings.CUstreamCaptureStatus
-        captured = self._stream(stream) in self.captured
+        captured = self._stream(stream) in self.gpus.captured
         return bindings.CUresult.CUDA_SUCCESS, (
             kinds.CU_STREAM_CAPTURE_STATUS_ACTIVE if captured else kinds.CU_STREAM_CAPTURE_STATUS_NONE
         )
@@ -173,6 +163,8 @@ class StandIn:
         return (code, *(int(each) for each in result))
 
     def cuDevicePrimaryCtxRetain(self, device: Any) -> tuple[Any, ...]:
+        if self.gpus.prohibits("create", relaxed=self.mode != _MODES.CU_STREAM_CAPTURE_MODE_GLOBAL):
+            return bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, None  # a context takes memory, too
         self.retained.append(int(device))
         return bindings.CUresult.CUDA_SUCCESS, bindings.CUcontext(int(device) + 1)
 
@@ -197,13 +189,8 @@ class StandIn:
     def cuCtxPopCurrent(self) -> tuple[Any, ...]:
         return bindings.CUresult.CUDA_SUCCESS, bindings.CUcontext(self._local.stack.pop() + 1)
 
-    def _ends_captures(self) -> bool:
-        """Whether a call for all work of a context meets a capture, which it invalidates in each mode."""
-        self.is_valid = self.is_valid and not self.captured
-        return bool(self.captured)
-
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
-        if self._ends_captures():
+        if self.gpus.prohibits("record_all", relaxed=True):
             return (bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         assert self.gpus._engines[self._now()].synchronize(_PATIENCE), "the work of a GPU does not end"
         return (bindings.CUresult.CUDA_SUCCESS,)
@@ -450,8 +437,6 @@ class StandIn:
 
     def cuCtxRecordEvent(self, context: Any, event: int) -> tuple[Any, ...]:
         assert self._version >= 12050, "the driver has no such call"
-        if self._ends_captures():
-            return (bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         return self._only("record_all", int(context) - 1, event)
 
     def cuEventQuery(self, event: int) -> tuple[Any, ...]:

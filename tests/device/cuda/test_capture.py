@@ -35,11 +35,11 @@ CALLS: dict[str, Callable[[GpuDriver, int, int], object]] = {
 
 def capturing(version: int = 13000) -> tuple[StandIn, CudaGpuDriver, int, int]:
     """CUDA's calls, the driver over them, memory, and a stream, which a program begins to capture."""
-    calls = StandIn(version=version)
+    calls = StandIn("devices=2", version)
     driver = CudaGpuDriver(calls)
     address, stream = mapped(driver, 0, driver.granularity), driver.stream(0)
     driver.record(0, driver.event(0), 0)
-    calls.captured.add(calls._stream(stream))
+    calls.gpus.captured.add(calls._stream(stream))
     return calls, driver, address, stream
 
 
@@ -55,7 +55,7 @@ def test_memory_and_questions_invalidate_no_capture() -> None:
     driver.end_stream(0, other)
     driver.unmap(0, address, driver.granularity)
     assert driver.free(0) > 0
-    assert calls.is_valid
+    assert calls.gpus.captures_are_valid
     assert calls.mode == calls.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL, "it is the program's"
 
 
@@ -64,8 +64,8 @@ def test_a_stream_that_is_captured_is_refused(call: str) -> None:
     calls, driver, address, stream = capturing()
     with pytest.raises(DeviceError, match="captured into a graph") as caught:
         CALLS[call](driver, address, stream)
-    assert not caught.value.fatal and calls.is_valid
-    calls.captured.clear()
+    assert not caught.value.fatal and calls.gpus.captures_are_valid
+    calls.gpus.captured.clear()
     CALLS[call](driver, address, stream)
 
 
@@ -76,12 +76,12 @@ def test_an_array_that_is_used_while_the_current_stream_is_captured() -> None:
     x, stream = empty_array(store.gpu(0), (10,), np.dtype("u1")), GpuStream(store.gpu(0))
     x.fill(1)
     token = streams.set({0: stream.ptr})
-    calls.captured.add(calls._stream(stream.ptr))
+    calls.gpus.captured.add(calls._stream(stream.ptr))
     for use in (lambda: x.fill(2), x.copy, lambda: x.copy_from(np.zeros(10, "u1"))):
         with pytest.raises(DeviceError, match="before the capture or behind it"):
             use()
-    assert calls.is_valid
-    calls.captured.clear()
+    assert calls.gpus.captures_are_valid
+    calls.gpus.captured.clear()
     x.fill(3)
     assert seen(x).tolist() == [3] * 10
     streams.reset(token)
@@ -97,8 +97,8 @@ async def test_bytes_on_streams_that_nobody_keeps_end_captures(version: int) -> 
     called: list[bool] = []
     tending.when_done(work, lambda: called.append(True))
     await looked_often()
-    assert not called and not calls.is_valid
-    calls.captured.clear()
+    assert not called and not calls.gpus.captures_are_valid
+    calls.gpus.captured.clear()
     del loan
     await until(lambda: called, "it is called")
 
@@ -110,6 +110,6 @@ async def test_memory_waits_for_the_end_of_a_capture() -> None:
     called: list[bool] = []
     tending.when_done(work, lambda: called.append(True))
     await looked_often()
-    assert not called and calls.is_valid
-    calls.captured.clear()
+    assert not called and calls.gpus.captures_are_valid
+    calls.gpus.captured.clear()
     await until(lambda: called, "it is called")

@@ -318,3 +318,39 @@ def test_it_ends_with_the_last_reference() -> None:
     assert ended() is None
     assert len(os.listdir("/proc/self/fd")) <= fds and threading.active_count() <= threads
     assert "memfd:zcactor-gpu9" not in Path("/proc/self/maps").read_text()
+
+
+def test_work_on_a_captured_stream_is_refused() -> None:
+    driver = FakeGpuDriver()
+    address, stream, event = mapped(driver, 0, NBYTES), driver.stream(0), driver.event(0)
+    driver.captured.add(stream)
+    for call in (
+        lambda: driver.fill(0, address, b"a", 8, stream),
+        lambda: driver.copy(0, address, address + 100, 1, 8, (8, 8), stream),
+        lambda: driver.record(0, event, stream),
+        lambda: driver.wait(0, stream, event),
+        lambda: driver.idle(0, stream),
+    ):
+        with pytest.raises(DeviceError, match="captured into a graph") as caught:
+            call()
+        assert (caught.value.code, caught.value.fatal) == (CudaCode.CAPTURE_UNSUPPORTED, False)
+    write(driver, 0, address, b"on another stream")
+    valid = [driver.captures_are_valid]
+    with pytest.raises(DeviceError, match="another thread captures a stream"):
+        driver.record_all(0, event)
+    valid.append(driver.captures_are_valid)
+    driver.captured.clear()
+    driver.record_all(0, event)
+    assert valid == [True, False], "a call for all work of a GPU alone invalidates them"
+
+
+def test_captures_come_and_go_by_the_seed() -> None:
+    def met(options: str, call: str, *, relaxed: bool) -> list[bool]:
+        driver = FakeGpuDriver(options)
+        return [driver.prohibits(call, relaxed=relaxed) for _ in range(200)]
+
+    drawn = met("captures=0.3,seed=5", "create", relaxed=False)
+    assert 30 < sum(drawn) < 90 and drawn == met("captures=0.3,seed=5", "record_all", relaxed=True)
+    assert drawn != met("captures=0.3,seed=6", "create", relaxed=False)
+    assert not any(met("captures=0.3", "create", relaxed=True) + met("captures=0.3", "copy", relaxed=False))
+    assert not any(met("", "create", relaxed=False))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from zcactor.device.driver import (
+    CAPTURED,
     LEGACY_STREAM,
     PATTERNS,
     THREAD_STREAM,
@@ -42,6 +43,13 @@ CALLS: Final = frozenset(name for name in vars(GpuDriver) if not name.startswith
 """The calls of the driver, each of which the option ``fail`` can make fail."""
 _QUERIES: Final = frozenset({"done", "idle"})
 """The calls that the option ``refuse`` makes fail."""
+_UNSAFE: Final = frozenset(
+    {"reserve", "unreserve", "create", "map", "unmap", "release", "pin", "unpin", "done", "idle", "event", "end_event",
+     "stream", "end_stream", "free"}
+)  # fmt: skip
+"""The calls that CUDA refuses to a thread in global mode while another thread captures a stream."""
+_IN_NO_CAPTURE: Final = frozenset({"record_all"})
+"""The calls that CUDA refuses then in each mode."""
 _WITHOUT_CONTEXT: Final = frozenset({"can_access", "free", "keep_promise"})
 """The calls for a GPU that make no context."""
 _MOMENTARY: Final = (CudaCode.CAPTURE_UNSUPPORTED, CudaCode.INVALID_HANDLE, CudaCode.OUT_OF_MEMORY)
@@ -83,6 +91,11 @@ class FakeGpuDriver:
         self._lock: Final = threading.Lock()
         self._calls_left = 0 if self._options.fail not in CALLS else self._options.fail_at
         self._refusals: Final = random.Random(f"{self._options.seed}/refusals")
+        self._captures: Final = random.Random(f"{self._options.seed}/captures")
+        self.captured: Final[set[int]] = set()
+        """The streams that a test lets the program capture into graphs, in CUDA's global mode."""
+        self.captures_are_valid: bool = True
+        """Whether no call has invalidated those captures."""
         self._local: Final = threading.local()
         """The default streams of each thread."""
         self._pid: Final = os.getpid()
@@ -108,6 +121,8 @@ class FakeGpuDriver:
                 refused, code = self._refusals.random() < self._options.refuse, self._refusals.choice(_MOMENTARY)
             if refused:
                 raise DeviceError(name, code, device, False, "the option refuse made it fail for now")
+        if self.prohibits(name, relaxed=True):
+            raise DeviceError(name, CudaCode.CAPTURE_UNSUPPORTED, device, False, "another thread captures a stream")
         try:
             if device >= 0 and name not in _WITHOUT_CONTEXT:
                 self._memory.use(self._numbers[device])
@@ -120,6 +135,22 @@ class FakeGpuDriver:
         for engine in (self._engines if device < 0 else [self._engines[device]]) if breaks else ():
             engine.give_up(Refused(CudaCode.ILLEGAL_ADDRESS, "the option fail broke the context"))
         raise DeviceError(name, CudaCode.UNKNOWN, device, breaks, "the option fail made it fail")
+
+    def prohibits(self, call: str, *, relaxed: bool) -> bool:
+        """Whether the program captures a stream just now, and a capture refuses that call, which invalidates it.
+
+        Args:
+            call: the call.
+            relaxed: whether the calling thread says that its calls have nothing to do with captures of other threads,
+                by cuThreadExchangeStreamCaptureMode, as a driver does for each of its calls.
+        """
+        if call not in _IN_NO_CAPTURE and (relaxed or call not in _UNSAFE):
+            return False
+        with self._lock:
+            meets = self._captures.random() < self._options.captures
+        if self.captured:
+            self.captures_are_valid = False
+        return meets or bool(self.captured)
 
     # ---- devices
 
@@ -248,6 +279,8 @@ class FakeGpuDriver:
     # ---- order
 
     def _stream(self, device: int, stream: int) -> int:
+        if stream in self.captured:
+            raise Refused(CudaCode.CAPTURE_UNSUPPORTED, CAPTURED)
         if stream == LEGACY_STREAM:
             return 0
         if stream == THREAD_STREAM:

@@ -38,6 +38,8 @@ class FakeOptions:
         breaks: whether that call breaks the context of its GPU, or of all where the call is for no particular one.
         fail_at: the number of that call among its kind, from 1.
         refuse: the part of all questions whether work is done that are not answered, from 0 to 0.9, by `seed`.
+        captures: the part of all calls that come while a thread of the program captures a stream, from 0 to 0.9, by
+            `seed`. It captures in CUDA's global mode, and captures nothing of ours.
     """
 
     devices: int = 1
@@ -56,6 +58,7 @@ class FakeOptions:
     host: str = ""
     context: int = 0
     breaks: bool = False
+    captures: float = 0.0
 
     @classmethod
     def parse(cls, text: str, calls: frozenset[str]) -> FakeOptions:
@@ -125,8 +128,12 @@ def _milliseconds(value: str) -> _Read:
     return {"late": float(value)} if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value, re.ASCII) else None
 
 
-def _part(value: str) -> _Read:
-    return {"refuse": float(value)} if re.fullmatch(r"0(\.\d{1,6})?", value, re.ASCII) and float(value) <= 0.9 else None
+def _part(name: str) -> Callable[[str], _Read]:
+    def read(value: str) -> _Read:
+        fits = re.fullmatch(r"0(\.\d{1,6})?", value, re.ASCII) and float(value) <= 0.9
+        return {name: float(value)} if fits else None
+
+    return read
 
 
 def _failure(value: str) -> _Read:
@@ -148,7 +155,8 @@ _READERS: Final[dict[str, Callable[[str], _Read]]] = {
     "events": _one_of("events", "ipc", "none"),
     "readonly": _yes("readonly"),
     "dmabuf": _yes("dmabuf"),
-    "refuse": _part,
+    "refuse": _part("refuse"),
+    "captures": _part("captures"),
     "waits": _yes("waits"),
     "fail": _failure,
 }
@@ -165,6 +173,7 @@ _MEANINGS: Final = {
     "readonly": "yes, no (yes): whether a mapping without write access refuses writes",
     "dmabuf": "yes, no (yes): whether network cards can register memory",
     "refuse": "0 to 0.9 (0): the part of all questions whether work is done that are not answered for now",
+    "captures": "0 to 0.9 (0): the part of all calls that come while another thread captures a stream",
     "waits": "yes, no (yes): no lets the waits of streams do nothing",
     "fail": "call[!][:n], fatal[:n] (): the n-th call of that name fails, and with ! breaks the context; the n-th copy "
     "or fill breaks the context",
