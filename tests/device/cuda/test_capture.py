@@ -59,6 +59,15 @@ def test_memory_and_questions_invalidate_no_capture() -> None:
     assert calls.mode == calls.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL, "it is the program's"
 
 
+def test_a_gpu_is_used_first_and_memory_given_back_while_a_capture_lasts() -> None:
+    calls, driver, _, _ = capturing()
+    mapped(driver, 1, driver.granularity)
+    assert calls.gpus.captures_are_valid
+    driver.close()
+    assert not calls.retained
+    assert calls.gpus.free(0) == calls.gpus.devices()[0].total, "the memory is given back"
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_stream_that_is_captured_is_refused(call: str) -> None:
     calls, driver, address, stream = capturing()

@@ -20,6 +20,7 @@ from zcactor.errors import DeviceError, DeviceUnavailable
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import StandIn, opened_cuda
+from tests.device.helpers import draw_openers
 
 BUFFER = ctypes.create_string_buffer(64)
 
@@ -30,11 +31,23 @@ BUFFER = ctypes.create_string_buffer(64)
     [
         partial(opened_cuda, "devices=2,late=3"),
         partial(opened_cuda, "devices=2,peer=none,export=none,events=none,dmabuf=no,readonly=no"),
+        partial(opened_cuda, "devices=2,captures=0.5"),
     ],
-    ids=["with", "without"],
+    ids=["with", "without", "captures"],
 )
 class TestOverFakeGpus(GpuDriverSuite):
     """The suite, over the stand-in for CUDA's calls."""
+
+
+@pytest.mark.slow
+class TestDrawn(GpuDriverSuite):
+    """The same, by options that seeds draw. ``--rounds N`` draws N times as many."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Draw the options of `TestDrawn`."""
+    if metafunc.cls is TestDrawn and "opener" in metafunc.fixturenames:
+        draw_openers(metafunc, opened_cuda)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any, Final
 
-from zcactor.device.driver import LEGACY_STREAM, CudaCode, GpuFacts, Refused
+from zcactor.device.driver import CAPTURED, LEGACY_STREAM, CudaCode, GpuFacts, Refused
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 
 __all__ = ["CudaCalls", "bindings", "free_by_nvml"]
@@ -127,15 +127,20 @@ class CudaCalls:
         more of its GPU."""
         self.check_process()
         if not self.contexts and int(self.ask(name, -1, "cuCtxGetCurrent")):
-            return _Current(name, -1, self.api, False, True)
+            return self.relaxed(name, -1)
         return self.current(name, min(self.contexts, default=0))
+
+    def relaxed(self, name: str, device: int) -> _Current:
+        """As `current`, for a block that sees to the context itself."""
+        return _Current(name, device, self.api, False, True)
 
     def _context(self, call: str, device: int) -> Any:
         contexts = self.contexts
         if device not in contexts:
             with self._lock:
                 if device not in contexts:
-                    contexts[device] = self.ask(call, device, "cuDevicePrimaryCtxRetain", self.devices[device])
+                    with self.relaxed(call, device):
+                        contexts[device] = self.ask(call, device, "cuDevicePrimaryCtxRetain", self.devices[device])
         return contexts[device]
 
     def record_all(self, device: int, event: int) -> None:
@@ -160,11 +165,7 @@ class CudaCalls:
         code, status = self.api.cuStreamIsCapturing(stream)
         if code or int(status):
             number = int(code) or CudaCode.CAPTURE_UNSUPPORTED
-            reason = (
-                "the stream is captured into a graph, as in torch.cuda.graph: pass arrays, and use what was received, "
-                "before the capture or behind it"
-            )
-            raise DeviceError(call, number, device, number in _FATAL, reason)
+            raise DeviceError(call, number, device, number in _FATAL, CAPTURED)
 
     def attribute(self, device: int, name: str) -> int:
         """An attribute of a GPU, by its name without ``CU_DEVICE_ATTRIBUTE_``."""

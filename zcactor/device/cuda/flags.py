@@ -291,7 +291,7 @@ class CudaFlags:
             Refused: there is no such event.
             DeviceError: the driver refuses.
         """
-        with self._lock:
+        with self._lock, self._cuda.relaxed("wait", device):
             slot = self._find(event)
             if slot.passed():
                 return

@@ -478,9 +478,13 @@ class CudaGpuDriver:
 
 
 def _end(state: _State) -> None:
+    if os.getpid() == state.cuda.pid:  # a forked child has no part in it
+        with state.cuda.relaxed("close", -1):
+            _give_back(state)
+
+
+def _give_back(state: _State) -> None:
     cuda, api = state.cuda, state.cuda.api
-    if os.getpid() != cuda.pid:
-        return  # a forked child has no part in it
     for device, context in cuda.contexts.items():
         api.cuCtxPushCurrent(context)
         api.cuCtxSynchronize()  # work may still use the memory
