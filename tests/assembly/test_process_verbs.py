@@ -15,6 +15,7 @@ import pytest
 import zcactor as zc
 from tests.assembly.test_process import PATIENCE, Sums, _call, _settled
 from tests.transport.verbs.entitlements import entitlements
+from tests.transport.verbs.sides import host_cards
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.assembly.endpoints import may_read
 from zcactor.assembly.process import Process
@@ -89,13 +90,15 @@ async def over_verbs(addresses: dict[str, str], binding: Binding | Absent, capac
 
 
 class Pair:
-    """A caller and the owner of a `Sums` actor, with an adapter each; `rdma` says which of them have a device."""
+    """A caller and the owner of a `Sums` actor, with an adapter each; `rdma` says which of them have a device. A fabric
+    may have more adapters: those whose names end with 0 are the caller's.
+    """
 
     def __init__(
         self, rdma: tuple[bool, bool] = (True, True), capacity: int = 160 * MIB, *, sealing: bool = False,
-        integrity: Integrity = Integrity.AUTO,
+        integrity: Integrity = Integrity.AUTO, fabric: FakeFabric | None = None,
     ) -> None:  # fmt: skip
-        self.fabric = FakeFabric()
+        self.fabric = fabric or FakeFabric()
         self._rdma = rdma
         self._capacity = capacity
         self._sealing = sealing
@@ -105,10 +108,10 @@ class Pair:
         addresses: dict[str, str] = {}
         made = []
         for number, has in enumerate(self._rdma):
-            nic = f"fake{number}"
-            self.fabric.add_nic(nic)
+            if f"fake{number}" not in self.fabric.nics:
+                self.fabric.add_nic(f"fake{number}")
             binding: Binding | Absent = (
-                self.fabric.binding(nic) if has else Absent((Reason("fake", "no device", "buy one"),))
+                host_cards(self.fabric, number) if has else Absent((Reason("fake", "no device", "buy one"),))
             )
             made.append(
                 await over_verbs(addresses, binding, self._capacity, sealing=self._sealing, integrity=self._integrity)

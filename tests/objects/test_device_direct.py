@@ -16,7 +16,8 @@ import zcactor as zc
 from tests.assembly.test_process import PATIENCE, _call, _settled
 from tests.assembly.test_process_verbs import Pair
 from tests.callers import asked_by
-from tests.device.helpers import held, settle
+from tests.device.helpers import drawn_options, held, settle
+from tests.transport.verbs.sides import drawn_network
 from zcactor.api.device_paths import device_path
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.assembly.devices import device_opener
@@ -94,7 +95,9 @@ class GpuPair(Pair):
         """The keys of GPU memory that is registered with a card."""
         return [
             region.lkey
-            for device in self.fabric.nics[f"fake{number}"].devices
+            for nic in self.fabric.devices
+            if nic.name.endswith(str(number))
+            for device in nic.devices
             for region in device.regions.values()
             if region.address == 0
         ]
@@ -169,6 +172,27 @@ async def test_from_gpu_to_gpu_and_back(nbytes: int) -> None:
         assert [len(pair.regions(number)) for number in range(2)] == [1, 1], "each extent is registered once"
         del x, came
         await pair.nothing_left()
+
+
+async def test_cards_and_gpus_that_are_drawn(rounds: int) -> None:
+    """Cards read from GPUs where both ends' drivers and cards can; otherwise it goes through host memory."""
+    for seed in range(4 * rounds):
+        pair = GpuPair((drawn_options(seed), drawn_options(seed + 1)), fabric=drawn_network(seed))
+        async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+            x, values = on_gpu(caller, MIB + seed)
+            await _call(actor, "keep", x)
+            assert np.array_equal(values_of(pair.keeper.kept), values), seed
+            pair.keeper.kept, values = on_gpu(owner, MIB + seed, 2)
+            came = await _call(actor, "give")
+            assert np.array_equal(values_of(came), values), seed
+            ends = [(process, session.connection) for process in (caller, owner) for session in process.sessions.all()]
+            able = all(
+                driver(process).exports_to_cards and end.pairs.engine.device.nic.takes_dma_bufs for process, end in ends
+            )
+            pulled = [stats_of(process).bytes_device_pulled for process, _ in ends]
+            assert pulled == [able * (MIB + seed)] * 2, seed
+            del x, came, ends
+            await pair.nothing_left()
 
 
 @pytest.mark.parametrize("options", ["export=none,events=none,readonly=no", "late=3"])

@@ -21,7 +21,7 @@ from tests.conformance.connection import connect, finish
 from tests.conformance.session import MappingSessionSuite, SessionSuite
 from tests.conformance.talk import DEPTH, STORE_NBYTES, WATCHDOG, Held, Talk, parts_of
 from tests.rpc.sessions import no_arena
-from tests.transport.verbs.sides import fake_sides
+from tests.transport.verbs.sides import draw_seeds, drawn_sides, fake_sides
 from zcactor.errors import ConnectionLost
 from zcactor.objectstore.store import Store
 from zcactor.rpc.messages import Status
@@ -94,6 +94,22 @@ class TestMessages(SessionSuite):
             pair = await connect(left, right)
             yield pair.left, pair.right
             await finish(pair)
+
+
+class TestMessagesOnDrawnCards(SessionSuite):
+    """The suite on networks that seeds draw. ``--rounds N`` draws N times as many."""
+
+    @pytest.fixture
+    async def connections(self, seed: int) -> AsyncIterator[tuple[Any, Any]]:
+        with drawn_sides(seed, recv_depth=DEPTH) as (left, right):
+            pair = await connect(left, right)
+            yield pair.left, pair.right
+            await finish(pair)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Draw the seeds of `TestMessagesOnDrawnCards`."""
+    draw_seeds(metafunc)
 
 
 class TestNativeSlots(MappingSessionSuite):

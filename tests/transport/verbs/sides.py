@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ from tests.conformance.connection import (
     turns,
 )
 from tests.transport.local_arena import TOKEN, memfd
-from zcactor.testing.plugin import make_fabric
 from zcactor.transport.verbs.device.engine import Engine
 from zcactor.transport.verbs.driver.base import Binding, Completion
 from zcactor.transport.verbs.driver.bindings import Absent, bindings
-from zcactor.transport.verbs.driver.fake import FakeDevice, FakeFabric
+from zcactor.transport.verbs.driver.fake import FakeBinding, FakeDevice, FakeFabric
+from zcactor.transport.verbs.driver.fake_nic import INLINE_LIMITS
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.peer.connection import VerbsConnection
 
@@ -80,26 +81,61 @@ def verbs_side(
         endpoint.dispose()
 
 
+FIRST_REQUESTS = 3
+"""Requests of a card until it has a connection: a READ from itself, and a message and a READ between the ends."""
+
+
+def drawn_network(seed: int) -> FakeFabric:
+    """The cards of two hosts, drawn by a number: ``fake0`` and ``fake1`` reach each other.
+
+    A host may have two more, before or behind that one: a card ``other`` of another network, which reaches at most the
+    other host's, and a card ``dying`` that loses its port before it has a connection. Each takes as much inline data,
+    and registers dma-bufs or not, as the number says.
+    """
+    draw, fabric = random.Random(seed), FakeFabric(seed=seed)
+    for number in range(2):
+        names = [name for name in ("other", "dying") if draw.random() < 0.5]
+        names.insert(draw.randint(0, len(names)), "fake")
+        for name in names:
+            fabric.add_nic(
+                f"{name}{number}", max_inline=draw.choice(INLINE_LIMITS), takes_dma_bufs=draw.random() < 0.75,
+                network="other" if name == "other" else "",
+                requests_left=draw.randrange(FIRST_REQUESTS) if name == "dying" else None,
+            )  # fmt: skip
+    return fabric
+
+
+def host_cards(fabric: FakeFabric, number: int) -> FakeBinding:
+    """The cards of a host, 0 or 1, by the last letter of their names."""
+    return fabric.binding(*(name for name in fabric.nics if name.endswith(str(number))))
+
+
+def draw_seeds(metafunc: pytest.Metafunc, few: int = 2) -> None:
+    """Run a test that takes ``seed`` with `few` seeds, times ``--rounds``."""
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(few * metafunc.config.getoption("--rounds")))
+
+
 @contextlib.contextmanager
 def fake_sides(
     fabric: FakeFabric | None = None, *, sealing: bool = False, **settings: Any
 ) -> Iterator[tuple[Side, Side]]:
-    """Two hosts with an adapter each."""
+    """Two hosts with an adapter each, or with those of the fabric whose names end with 0 and 1."""
     settings.setdefault("verbs_eager_limit", EAGER_LIMIT)
     fabric = fabric or FakeFabric()
     for name in ("fake0", "fake1"):
         if name not in fabric.nics:
             fabric.add_nic(name)
     with (
-        verbs_side(lambda: fabric.binding("fake0"), sealing=sealing, **settings) as left,
-        verbs_side(lambda: fabric.binding("fake1"), sealing=sealing, **settings) as right,
+        verbs_side(lambda: host_cards(fabric, 0), sealing=sealing, **settings) as left,
+        verbs_side(lambda: host_cards(fabric, 1), sealing=sealing, **settings) as right,
     ):
         yield left, right
 
 
-def drawn_sides(seed: int) -> contextlib.AbstractContextManager[tuple[Side, Side]]:
-    """Two hosts with adapters whose limits are drawn, with sealed messages for every other seed. They never use TCP."""
-    return fake_sides(make_fabric(2, seed), sealing=seed % 2 == 1, falls_back=False)
+def drawn_sides(seed: int, **settings: Any) -> contextlib.AbstractContextManager[tuple[Side, Side]]:
+    """Two hosts on a network that is drawn, with sealed messages for every other seed. They never use TCP."""
+    return fake_sides(drawn_network(seed), sealing=seed % 2 == 1, falls_back=False, **settings)
 
 
 def sealed_sides(fabric: FakeFabric | None = None) -> contextlib.AbstractContextManager[tuple[Side, Side]]:

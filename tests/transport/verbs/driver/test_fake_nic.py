@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.descriptors import opened
-from zcactor.transport.verbs.driver.codes import EventType, PortState
+from tests.transport.verbs.parts import Memory, Wire
+from zcactor.transport.verbs.driver.base import Read
+from zcactor.transport.verbs.driver.codes import CompletionStatus, EventType, PortState
 from zcactor.transport.verbs.driver.fake import FakeFabric
 
 
@@ -32,6 +34,26 @@ def test_a_cable_that_is_pulled_shows_at_the_port() -> None:
         seen.append((nic.active, device.port(1).state))
     assert seen == [(True, PortState.ACTIVE), (False, PortState.DOWN), (True, PortState.ACTIVE)]
     device.close()
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_a_port_that_is_lost_after_some_requests(left: int) -> None:
+    fabric = FakeFabric()
+    nic = fabric.add_nic("fake0", requests_left=left)
+    wire = Wire(fabric, receives=8)
+    memory = Memory(4096)
+    target, source = (device.register(memory.address, memory.nbytes, remote_read=True) for device in wire.devices)
+    for number in range(4):
+        read = Read(number, memory.address, 8, target.lkey, memory.address, source.rkey)
+        wire.left.post_reads([read])
+        if not nic.active:
+            break
+    assert [one.status for one in wire.completions()] == [
+        *[CompletionStatus.SUCCESS] * left,
+        CompletionStatus.RETRY_EXC,
+    ]
+    assert wire.devices[0].async_events() == [EventType.PORT_ERR] and not wire.devices[1].async_events()
+    assert fabric.nics["fake1"].active
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 Each pair of peers sends calls, which are answered within the batch, and both read arrays of the other. Then one call of
 the device fails, or a request, or a list is posted in part, or a callback raises, or the device reports an event that
 may concern all users of the port. After any of these every call and every pull ends once, other peers go on, all
-receives are posted, and in the end everything is as before. Draws are seeded, and a failure names its seed: ``--rounds
-N`` makes N times as many.
+receives are posted, and in the end everything is as before. Cards and faults are drawn, and a failure names its seed:
+``--rounds N`` makes N times as many.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 import uvloop
 
 from tests.conformance.connection import ARENA_NBYTES, PullKeeper, Side, region, send, turns
-from tests.transport.verbs.sides import engine_of, fake_sides
+from tests.transport.verbs.sides import drawn_network, endpoint_of, fake_sides
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport import Connection
 from zcactor.transport.verbs.device.engine import Engine
@@ -240,7 +240,7 @@ async def conversation(fault: Fault, fabric: FakeFabric, keepers: list[weakref.r
             rights.append(await accepted.get())
         callers = [Caller(end) for end in (*lefts, *rights) if isinstance(end, VerbsConnection)]
         assert len(callers) == 2 * PEERS
-        engines = [engine_of(side) for side in sides]
+        engines = [callers[number].connection.pairs.engine for number in (0, PEERS)]
 
         if fault.kind == "call":
             fabric.fail(fault.what, error, after=fault.after, share=fault.share)
@@ -248,7 +248,7 @@ async def conversation(fault: Fault, fabric: FakeFabric, keepers: list[weakref.r
             pairs = callers[fault.after].connection.pairs
             fabric.inject((pairs.bulk if fault.share else pairs.control).qp_num, fault.what)
         elif fault.kind == "event":
-            happens(fault, fabric.nics[f"fake{fault.after // PEERS}"], callers[fault.after].connection)
+            happens(fault, device_of(engines[fault.after // PEERS]).nic, callers[fault.after].connection)
         elif fault.kind == "callback":
             cls, name = fault.what
             patch.setattr(cls, name, raising(cls, name, error, fault.after))
@@ -299,7 +299,7 @@ async def conversation(fault: Fault, fabric: FakeFabric, keepers: list[weakref.r
                 assert more <= spare_of(fault, "ibv_dereg_mr", "destroy_queue_pair")
         for side in sides:
             await side.endpoint.aclose()
-        devices = [device_of(engine) for engine in engines]
+        devices = [device_of(engine) for side in sides for engine in endpoint_of(side).engines]
         for side in sides:
             with contextlib.suppress(type(fault.error)):  # closing the device may meet the fault
                 side.endpoint.dispose()
@@ -325,7 +325,7 @@ def used() -> tuple[int, int]:
 
 async def held(fault: Fault, seed: int) -> None:
     """Hold a conversation, and check that nothing of it stays."""
-    fabric = FakeFabric(seed=seed)
+    fabric = drawn_network(seed)
     keepers: list[weakref.ref[Any]] = []
     async with asyncio.timeout(WATCHDOG):
         devices = await conversation(fault, fabric, keepers)

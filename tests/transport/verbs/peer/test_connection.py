@@ -11,7 +11,6 @@ import os
 import random
 import socket
 import weakref
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -38,6 +37,7 @@ from tests.transport.verbs.sides import (
     SIDES,
     Whole,
     device_of,
+    draw_seeds,
     drawn_sides,
     endpoint_of,
     engine_of,
@@ -71,12 +71,17 @@ class TestConformance(PullingSuite):
 
 
 class TestOnDrawnCards(PullingSuite):
-    """The suite on cards of different limits, drawn from a number that the test's name and ``--rounds`` give."""
+    """The suite on networks that seeds draw. ``--rounds N`` draws N times as many."""
 
     @pytest.fixture
-    def sides(self, request: pytest.FixtureRequest, rounds: int) -> Iterator[tuple[Side, Side]]:
-        with drawn_sides(zlib.crc32(request.node.name.encode()) + rounds) as sides:
+    def sides(self, seed: int) -> Iterator[tuple[Side, Side]]:
+        with drawn_sides(seed) as sides:
             yield sides
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Draw the seeds of `TestOnDrawnCards`."""
+    draw_seeds(metafunc, few=5)
 
 
 def ends(pair: ConnectedPair) -> tuple[VerbsConnection, VerbsConnection]:

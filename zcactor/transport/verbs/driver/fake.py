@@ -133,6 +133,7 @@ class FakeFabric(DeviceFaults):
         max_inline: int = INLINE_LIMITS[-1],
         takes_dma_bufs: bool = True,
         network: str = "",
+        requests_left: int | None = None,
     ) -> FakeNic:
         """Add an adapter with the IP address `address`, by default 10.77.0.1, 10.77.0.2 and so on. An InfiniBand
         adapter has a LID instead. The other options are fields of `FakeNic`."""
@@ -146,7 +147,15 @@ class FakeFabric(DeviceFaults):
         lid = 0 if link_layer == LinkLayer.ETHERNET else number
         port = PortAttributes(1, state, _MTU_4096, max_msg_sz, lid, link_layer)
         nic = self.nics[name] = FakeNic(
-            name, port, gids, attributes, pin_limit, takes_dma_bufs, max_inline, network=network
+            name,
+            port,
+            gids,
+            attributes,
+            pin_limit,
+            takes_dma_bufs,
+            max_inline,
+            network=network,
+            requests_left=requests_left,
         )
         return nic
 
@@ -266,6 +275,7 @@ class FakeFabric(DeviceFaults):
     def _attempt(self, qp: FakeQueuePair, work: FakeWork) -> CompletionStatus | None:
         """Try the first request of `qp`. None when it has to be tried again."""
         assert qp.path is not None
+        qp.device.nic.count_request()
         peer = self._peer(qp)
         if peer is None:
             if work.attempts >= qp.path.retry_count:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from zcactor.transport.verbs.driver.base import DeviceAttributes, Gid, PortAttributes
-from zcactor.transport.verbs.driver.codes import DEFAULT_PARTITION, PortState
+from zcactor.transport.verbs.driver.codes import DEFAULT_PARTITION, EventType, PortState
 
 __all__ = ["ATTRIBUTES", "INLINE_LIMITS", "OVERTAKING", "DmaBuf", "EventFd", "FakeNic"]
 
@@ -81,13 +81,15 @@ class FakeNic:
     """Whether it speaks iWARP."""
     network: str = ""
     """The network of its port. It reaches adapters of the same network only."""
+    requests_left: int | None = None
+    """The requests of its own that it still tries; then it loses its port, and tells its users. None for any number."""
     pinned: int = 0
     devices: list[Any] = field(default_factory=list, repr=False)
     """The opened devices of processes; see `zcactor.transport.verbs.driver.fake.FakeDevice`."""
 
     def tell(self, kind: int) -> None:
-        """Raise an asynchronous event at all opened devices. The fabric raises none by itself, so tests can leave
-        events out."""
+        """Raise an asynchronous event at all opened devices. By itself an adapter raises one only where it loses its
+        port, so tests can leave events out."""
         for device in self.devices:
             device.tell(kind)
 
@@ -95,6 +97,15 @@ class FakeNic:
     def active(self) -> bool:
         """Whether the port sends and receives packets."""
         return self.port.state == PortState.ACTIVE
+
+    def count_request(self) -> None:
+        """Count a request that it is about to try, and lose the port where none is left."""
+        if self.requests_left is not None:
+            self.requests_left -= 1
+            if self.requests_left < 0:
+                self.requests_left = None
+                self.set_active(False)
+                self.tell(EventType.PORT_ERR)
 
     def set_active(self, active: bool) -> None:
         """Connect or disconnect the cable."""
