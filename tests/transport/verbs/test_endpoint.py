@@ -336,8 +336,22 @@ async def test_a_card_that_cannot_be_opened_leaves_the_others(fabric: FakeFabric
             assert {pair.left.kind, pair.right.kind} == {"tcp"}
             reasons = [end.rejected["verbs"] for end in (pair.left, pair.right)]
             ours, theirs = reasons[::-1] if turned else reasons
-            assert "a0 here to the peer's b0: " in ours and "b0 here to the peer's a0: " in theirs
-            assert "a1 here to the peer's b1: a1 cannot be used" in ours and "b1 here to the peer's a1: " in theirs
+            assert "a0 here to the peer's b1: a message failed" in ours
+            assert "b1 here to the peer's a0: a message failed" in theirs
+            assert "a1 here to the peer's b0: a1 cannot be used" in ours
+            assert "b0 here to the peer's a1: b0 cannot be used" in theirs
+            assert ours.count(" here to ") == theirs.count(" here to ") == 2, "two cards are of no use to the others"
+            await works(pair)
+
+
+async def test_cards_of_no_use_take_no_attempt(fabric: FakeFabric) -> None:
+    """Six pairs of cards, of which one works: four have a card that cannot be used, and one is of two networks."""
+    fabric.add_nic("other0", network="other")
+    for name, left in (("dead0", 0), ("fake0", None), ("dead1", 1), ("fake1", None)):
+        fabric.add_nic(name, requests_left=left)
+    with fake_sides(fabric, falls_back=False) as sides:
+        async with joined(sides) as pair:
+            assert cards_of(pair) == ["fake0", "fake1"]
             await works(pair)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from zcactor.errors import ProtocolError
@@ -19,7 +20,7 @@ from zcactor.transport.verbs.driver.base import Marking, VerbsError
 from zcactor.transport.verbs.peer import negotiation
 from zcactor.transport.verbs.peer.bootstrap import Offer, PathVerdict, Ports, agree, unlike
 from zcactor.transport.verbs.peer.connection import VerbsConnection
-from zcactor.transport.verbs.peer.ports import OwnPorts, pairs_of
+from zcactor.transport.verbs.peer.ports import OwnPorts, Pairs
 from zcactor.transport.verbs.peer.queue_pairs import QueuePairs
 
 if TYPE_CHECKING:
@@ -105,6 +106,16 @@ def _close(device: Device) -> None:
         logger.debug("closing %s: %s", device.name, error)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unusable:
+    """The answer that a pair of ports was not tried, as a port of it cannot be used."""
+
+    reason: str
+    ours: bool
+    """Whether it is this end's port that cannot be used."""
+    theirs: bool
+
+
 async def join(
     own: OwnPorts, numbers: Sequence[int], sock: socket.socket, peer: PeerInfo, *, leads: bool, **further: Any
 ) -> VerbsConnection | str:
@@ -126,22 +137,26 @@ async def join(
     theirs = await _exchanged(sock, ours)
     if isinstance(theirs, str):
         return theirs
-    pairs = pairs_of(ours.names, theirs.names, leads=leads)
-    if not pairs:
+    pairs = Pairs(ours.names, theirs.names, leads=leads)
+    if not pairs.most:
         return unlike(ours.names[0], theirs.names[0])
     reasons, tried = [], dict[Engine, None]()
-    for mine, peers in pairs:
+    while pair := pairs.next():
+        mine, peers = pair
         engine = own.engine(numbers[mine])
+        made: VerbsConnection | _Unusable | str
         if isinstance(engine, str):
-            await negotiation.decline(sock, engine)
-            made: VerbsConnection | str = engine
+            made = _Unusable(engine, True, await negotiation.decline(sock, engine))
         else:
             tried[engine] = None
-            made = await join_by(engine, sock, peer, seconds=PROOF_SECONDS / len(pairs), leads=leads, **further)
-        if not isinstance(made, str):
+            made = await join_by(engine, sock, peer, seconds=PROOF_SECONDS / pairs.most, leads=leads, **further)
+        if isinstance(made, VerbsConnection):
             return made
+        if isinstance(made, _Unusable):
+            pairs.leave_out(ours=made.ours, theirs=made.theirs)
+            made = made.reason
         between = f"{ours.names[mine].device} here to the peer's {theirs.names[peers].device}: "
-        reasons.append(made if len(pairs) == 1 else between + made)
+        reasons.append(made if pairs.most == 1 else between + made)
     reason = "; ".join(reasons)
     for engine in tried:
         engine.avoid(peer.process, reason)
@@ -151,7 +166,7 @@ async def join(
 async def join_by(
     engine: Engine, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, leads: bool, lookup: Callable[[int], Any],
     authorize: Callable[[Receiver | None, int, int, int], object], seconds: float,
-) -> VerbsConnection | str:  # fmt: skip
+) -> VerbsConnection | _Unusable | str:  # fmt: skip
     """Make a connection through one port of each end, or return the reason against it. Both ends decide alike.
 
     Cancelling closes the queue pairs.
@@ -171,13 +186,12 @@ async def join_by(
         pairs = QueuePairs(engine, engine.eager_limit)
     except (OSError, VerbsError) as error:
         reason = f"queue pairs cannot be made: {error}"
-        await negotiation.decline(sock, reason)
-        return reason
+        return _Unusable(reason, True, await negotiation.decline(sock, reason))
     with contextlib.ExitStack() as undo:
         undo.callback(pairs.close)
         theirs = await _exchanged(sock, pairs.ours)
         if isinstance(theirs, str):
-            return theirs
+            return _Unusable(theirs, False, True)
         reason = _connect(pairs, theirs)
         if reason:
             await negotiation.both(sock, reason)

@@ -59,12 +59,13 @@ async def both(sock: socket.socket, reason: str) -> str:
     return reason or (f"at the peer: {theirs.reason}" if theirs.reason else "")
 
 
-async def decline(sock: socket.socket, reason: str) -> None:
-    """Decline RDMA for this reason, and receive the peer's offer.
+async def decline(sock: socket.socket, reason: str) -> bool:
+    """Decline RDMA, or a pair of ports, for this reason, and receive the peer's offer. Returns whether the peer has
+    declined, too.
 
     Raises:
         ProtocolError: the peer's bytes are no message.
         ConnectionLost: the peer has ended.
     """
     await tell(sock, PathVerdict(reason[:MAX_REASON]))
-    await told(sock)
+    return isinstance(await told(sock), PathVerdict)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.device.engine import Engine
     from zcactor.transport.verbs.device.viability import Viable
 
-__all__ = ["MAX_PAIRS", "OwnPorts", "pairs_of"]
+__all__ = ["MAX_PAIRS", "OwnPorts", "Pairs"]
 
 REFUSED_SECONDS: Final = 60.0
 """Seconds for which a port that could not be opened is not tried again. An attempt blocks the loop for up to half a
@@ -95,26 +95,51 @@ class OwnPorts:
         return Ports(tuple(names))
 
 
-def pairs_of(ours: Sequence[PortName], theirs: Sequence[PortName], *, leads: bool) -> list[tuple[int, int]]:
-    """Return the pairs of places in both lists that are tried in turn, at most `MAX_PAIRS`. Both ends get the same.
+class Pairs:
+    """The pairs of ports that two processes try in turn. Both ends get the same.
 
     The ports that both ends prefer come first. Where that path does not work, one of these cards is dead, or cards are
     on networks of their own, each with addresses that begin alike. So pairs of ports that were in none yet follow, and
     of these the one with the longest common beginning.
+
+    Args:
+        ours, theirs: the ports that both ends offer.
+        leads: whether this end has connected.
     """
-    first, second = (ours, theirs) if leads else (theirs, ours)
-    left = [(i, j) for i, one in enumerate(first) for j, other in enumerate(second) if not unlike(one, other)]
-    chosen: list[tuple[int, int]] = []
 
-    def rank(pair: tuple[int, int]) -> tuple[int, int, int, int]:
+    def __init__(self, ours: Sequence[PortName], theirs: Sequence[PortName], *, leads: bool) -> None:
+        self._leads: Final = leads
+        self._first, self._second = (ours, theirs) if leads else (theirs, ours)
+        self._left = [
+            (i, j)
+            for i, one in enumerate(self._first)
+            for j, other in enumerate(self._second)
+            if not unlike(one, other)
+        ]
+        self._tried: list[tuple[int, int]] = []
+        self.most: Final = min(len(self._left), MAX_PAIRS)
+        """Number of pairs that are tried at most."""
+
+    def next(self) -> tuple[int, int] | None:
+        """Return the places, in both offers, of the next pair to try; None behind the last one."""
+        if not self._left or len(self._tried) == MAX_PAIRS:
+            return None
+        pair = min(self._left, key=self._rank)
+        self._left.remove(pair)
+        self._tried.append(pair)
+        return pair if self._leads else pair[::-1]
+
+    def _rank(self, pair: tuple[int, int]) -> tuple[int, int, int, int]:
         i, j = pair
-        used = sum((i == one) + (j == other) for one, other in chosen)
-        return used, -_alike(first[i].gid, second[j].gid) if chosen else 0, i + j, i
+        used = sum((i == one) + (j == other) for one, other in self._tried)
+        return used, -_alike(self._first[i].gid, self._second[j].gid) if self._tried else 0, i + j, i
 
-    while left and len(chosen) < MAX_PAIRS:
-        chosen.append(min(left, key=rank))
-        left.remove(chosen[-1])
-    return [pair if leads else (pair[1], pair[0]) for pair in chosen]
+    def leave_out(self, *, ours: bool, theirs: bool) -> None:
+        """Leave the pairs with ports of the last one out that cannot be used, as their end has said. The last pair was
+        not tried then, which takes no time, and does not count."""
+        i, j = self._tried.pop()
+        first, second = (ours, theirs) if self._leads else (theirs, ours)
+        self._left = [pair for pair in self._left if not (first and pair[0] == i) and not (second and pair[1] == j)]
 
 
 def _alike(one: bytes, other: bytes) -> int:
