@@ -15,12 +15,12 @@ import pytest
 from tests.conformance.device import GpuDriverSuite
 from tests.conformance.device_peer import DevicePeer, finish, map_anew, mapped, read, until_done, write
 from zcactor.device.cuda import CudaGpuDriver
-from zcactor.device.driver import CudaCode
+from zcactor.device.driver import EVENT_NBYTES, CudaCode
 from zcactor.errors import DeviceError, DeviceUnavailable
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
 from tests.device.cuda.stand_in import StandIn, opened_cuda
-from tests.device.helpers import draw_openers
+from tests.device.helpers import draw_openers, held
 
 BUFFER = ctypes.create_string_buffer(64)
 
@@ -216,3 +216,28 @@ def test_it_ends_with_the_last_reference() -> None:
     gc.collect()
     assert ended() is None and not calls.retained
     assert all(calls.gpus.free(each.index) == each.total for each in calls.gpus.devices())
+
+
+def test_events_that_processes_cannot_share() -> None:
+    driver = opened_cuda("devices=2,events=none")
+    event, stream = driver.event(0), driver.stream(0)
+    calls = driver._api
+    with held(calls.gpus, calls._stream(stream)):
+        driver.record(0, event, stream)
+        assert not driver.done(0, event) and not driver.event_is_lost(0, event)
+        driver.wait(0, 0, event)
+        assert not driver.idle(0, 0)
+    finish(driver, 0)
+    assert driver.done(0, event)
+    for code, call in (
+        (CudaCode.NOT_SUPPORTED, lambda: driver.export_event(0, event)),
+        (CudaCode.NOT_SUPPORTED, lambda: driver.open_event(0, bytes(EVENT_NBYTES))),
+        (CudaCode.INVALID_HANDLE, lambda: driver.record(1, event, 0)),
+        (CudaCode.INVALID_HANDLE, lambda: driver.done(0, event + 1)),
+    ):
+        with pytest.raises(DeviceError) as caught:
+            call()
+        assert caught.value.code == code
+    driver.end_event(0, event)
+    with pytest.raises(DeviceError, match="there is no event"):
+        driver.end_event(0, event)

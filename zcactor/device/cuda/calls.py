@@ -66,6 +66,14 @@ class CudaCalls:
             raise DeviceError(call, int(code), device, int(code) in _FATAL, f"{name}: {code.name}")
         return results[0] if len(results) == 1 else results
 
+    def make_event(self, call: str, device: int) -> int:
+        """Make an event of CUDA's, which tells no times. The device's context is current.
+
+        Raises:
+            DeviceError: CUDA refuses.
+        """
+        return int(self.ask(call, device, "cuEventCreate", int(self.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
+
     def is_ready(self, call: str, device: int, name: str, handle: int) -> bool:
         """Make a call that asks whether work is done.
 

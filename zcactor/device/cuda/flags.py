@@ -278,8 +278,7 @@ class CudaFlags:
         if probe is None:
             with self._lock:
                 if device not in self._probes:
-                    flags = int(self._api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-                    self._probes[device] = int(self._cuda.ask("done", device, "cuEventCreate", flags))
+                    self._probes[device] = self._cuda.make_event("done", device)
                 probe = self._probes[device]
         return probe
 
@@ -307,8 +306,7 @@ class CudaFlags:
         passed = self._passed.setdefault(page, [])
         event = next((each for index, each in passed if index == device and self._has_passed(each)), None)
         if event is None:
-            flags = int(self._api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-            event = int(self._cuda.ask("wait", device, "cuEventCreate", flags))
+            event = self._cuda.make_event("wait", device)
             passed.append((device, event))
         self._cuda.ask("wait", device, "cuEventRecord", event, stream)
 

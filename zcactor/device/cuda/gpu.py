@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from zcactor.device.cuda.calls import CudaCalls, bindings, free_by_nvml
-from zcactor.device.cuda.events import CudaEvents
 from zcactor.device.cuda.flags import CudaFlags
 from zcactor.device.driver import (
     LEGACY_STREAM,
@@ -53,7 +52,6 @@ class _State:
     """Everything that ends with a driver."""
 
     cuda: CudaCalls
-    events: CudaEvents
     flags: CudaFlags | None
     """The events that are shared between processes; None where they are not."""
     handles: dict[int, _Memory] = field(default_factory=dict)
@@ -62,6 +60,8 @@ class _State:
     reserved: dict[int, int] = field(default_factory=dict)
     streams: dict[int, int] = field(default_factory=dict)
     """The device of each stream that was made here."""
+    events: dict[int, int] = field(default_factory=dict)
+    """The device of each event that was made here, one of CUDA's. Those of `flags` are negative numbers."""
 
 
 class CudaGpuDriver:
@@ -95,7 +95,7 @@ class CudaGpuDriver:
         self.shared_events: bool = cuda.version >= _WAITS_SINCE and all(
             self._cuda.has(index, "CAN_USE_64_BIT_STREAM_MEM_OPS") for index in range(count)
         )
-        self._state: Final = _State(cuda, CudaEvents(cuda), CudaFlags(cuda) if self.shared_events else None)
+        self._state: Final = _State(cuda, CudaFlags(cuda) if self.shared_events else None)
         self.exports_to_cards: bool = all(self._cuda.has(index, "DMA_BUF_SUPPORTED") for index in range(count))
         self._pitches: Final = [self._cuda.attribute(index, "MAX_PITCH") for index in range(count)]
         minimum = cuda.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -397,14 +397,26 @@ class CudaGpuDriver:
 
     def event(self, device: int) -> int:
         with self._cuda.current("event", device):
-            return self._state.events.make(device)
+            made = self._cuda.make_event("event", device)
+            self._state.events[made] = device
+            return made
+
+    def _check_event(self, event: int, device: int | None = None) -> None:
+        """Check that an event was made here, for that GPU where one is given."""
+        found = self._state.events.get(event)
+        if found is None:
+            raise Refused(CudaCode.INVALID_HANDLE, f"there is no event {event}")
+        if device not in {None, found}:
+            raise Refused(CudaCode.INVALID_HANDLE, f"{event} is no event that was made for GPU {device}")
 
     def end_event(self, device: int, event: int) -> None:
         with self._cuda.current("end_event", device):
             if event < 0:
                 self._flags().end(event)
                 return
-            self._state.events.end(event)
+            self._check_event(event)
+            self._cuda.ask("end_event", device, "cuEventDestroy", event)
+            del self._state.events[event]
             self._forget(event)
 
     def _flags(self) -> CudaFlags:
@@ -420,17 +432,23 @@ class CudaGpuDriver:
     def record(self, device: int, event: int, stream: int) -> None:
         with self._cuda.current("record", device):
             stream = self._stream("record", device, stream)
-            self._state.events.record(device, event, stream)
+            self._check_event(event, device)
+            self._cuda.ask("record", device, "cuEventRecord", event, stream)
             self._forget(event)
 
     def record_all(self, device: int, event: int) -> None:
         with self._cuda.current("record_all", device):
-            self._state.events.record_all(device, event)
+            self._check_event(event, device)
+            self._cuda.record_all(device, event)
             self._forget(event)
 
     def done(self, device: int, event: int) -> bool:
         with self._cuda.named("done", device):
-            return self._flags().done(device, event) if event < 0 else self._state.events.done(device, event)
+            if event < 0:
+                return self._flags().done(device, event)
+            self._check_event(event)
+            with self._cuda.current("done", device):
+                return self._cuda.is_ready("done", device, "cuEventQuery", event)
 
     def wait(self, device: int, stream: int, event: int) -> None:
         with self._cuda.current("wait", device):
@@ -438,7 +456,8 @@ class CudaGpuDriver:
             if event < 0:
                 self._flags().wait(device, event, stream)
             else:
-                self._state.events.wait(device, event, stream)
+                self._check_event(event)
+                self._cuda.ask("wait", device, "cuStreamWaitEvent", stream, event, 0)
 
     def event_page(self) -> int:
         with self._cuda.named("event_page", 0):
@@ -460,7 +479,7 @@ class CudaGpuDriver:
         with self._cuda.current("export_event", device):
             flags = self._flags()
             if event >= 0:
-                self._state.events.check(event)
+                self._check_event(event)
             return flags.export(device, event)
 
     def lose_events(self) -> None:
@@ -493,7 +512,8 @@ def _give_back(state: _State) -> None:
         api.cuCtxPopCurrent()
     if cuda.contexts:
         api.cuCtxPushCurrent(next(iter(cuda.contexts.values())))
-        state.events.close()
+        for event in state.events:
+            api.cuEventDestroy(event)
         if state.flags is not None:
             state.flags.close()
         api.cuCtxPopCurrent()
