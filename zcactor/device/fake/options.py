@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final
 
 __all__ = ["FakeOptions"]
 
@@ -74,10 +72,11 @@ class FakeOptions:
         found: dict[str, object] = {}
         for pair in filter(None, (each.strip() for each in text.split(","))):
             name, equals, value = (part.strip() for part in pair.partition("="))
-            read = _READERS.get(name)
-            values = None if read is None or not equals or name in found else read(value)
-            if values is None or (name == "fail" and values["fail"] not in {"", _FATAL, *calls}):
-                known = "\n".join(f"  {option}={meaning}" for option, meaning in _MEANINGS.items())
+            values = _OPTIONS[name][0](value) if name in _OPTIONS and equals and name not in found else None
+            if name != "fail" and values is not None:
+                values = {name: values}
+            if not isinstance(values, dict) or values.get("fail", "") not in {"", _FATAL, *calls}:
+                known = "\n".join(f"  {option}={meaning}" for option, (_, meaning) in _OPTIONS.items())
                 twice = " twice" if name in found else ""
                 raise ValueError(
                     f"the fake GPU does not know the option {pair!r}{twice}; its options are, separated by commas:\n"
@@ -92,89 +91,69 @@ class FakeOptions:
         return self.fail_at if self.fail == _FATAL else 0
 
 
-_Read = dict[str, object] | None
+_Reader = Callable[[str], object]
+"""Reads the text of a value. Returns None for one that is malformed."""
 
 
-def _whole(name: str, least: int, most: int) -> Callable[[str], _Read]:
-    def read(value: str) -> _Read:
-        fits = re.fullmatch(r"-?\d{1,18}", value, re.ASCII) and least <= int(value) <= most
-        return {name: int(value)} if fits else None
+def _whole(least: int, most: int) -> _Reader:
+    def read(value: str) -> object:
+        return int(value) if re.fullmatch(r"-?\d{1,18}", value, re.ASCII) and least <= int(value) <= most else None
 
     return read
 
 
-def _one_of(name: str, *values: str) -> Callable[[str], _Read]:
-    return lambda value: {name: value} if value in values else None
+def _one_of(*values: str) -> _Reader:
+    return lambda value: value if value in values else None
 
 
-def _yes(name: str) -> Callable[[str], _Read]:
-    return lambda value: {name: value == "yes"} if value in {"yes", "no"} else None
-
-
-def _bytes(name: str, least: int) -> Callable[[str], _Read]:
-    def read(value: str) -> _Read:
+def _bytes(least: int) -> _Reader:
+    def read(value: str) -> object:
         match = re.fullmatch(r"(\d{1,15})(|KiB|MiB|GiB)", value, re.ASCII)
         nbytes = int(match[1]) * _UNITS[match[2]] if match else -1
-        return {name: nbytes} if nbytes >= least else None
+        return nbytes if nbytes >= least else None
 
     return read
 
 
-def _name(value: str) -> _Read:
-    return {"host": value} if re.fullmatch(r"[A-Za-z0-9-]{0,32}", value, re.ASCII) else None
+def _real(pattern: str, most: float) -> _Reader:
+    return lambda value: float(value) if re.fullmatch(pattern, value, re.ASCII) and float(value) <= most else None
 
 
-def _milliseconds(value: str) -> _Read:
-    return {"late": float(value)} if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value, re.ASCII) else None
+def _name(value: str) -> object:
+    return value if re.fullmatch(r"[A-Za-z0-9-]{0,32}", value, re.ASCII) else None
 
 
-def _part(name: str) -> Callable[[str], _Read]:
-    def read(value: str) -> _Read:
-        fits = re.fullmatch(r"0(\.\d{1,6})?", value, re.ASCII) and float(value) <= 0.9
-        return {name: float(value)} if fits else None
-
-    return read
-
-
-def _failure(value: str) -> _Read:
-    if not value:
-        return {"fail": ""}
+def _failure(value: str) -> object:
     match = re.fullmatch(r"([a-z_]+)(!?)(?::([1-9]\d{0,8}))?", value, re.ASCII)
-    return {"fail": match[1], "breaks": bool(match[2]), "fail_at": int(match[3] or 1)} if match else None
+    if match is None:
+        return None if value else {"fail": ""}
+    return {"fail": match[1], "breaks": bool(match[2]), "fail_at": int(match[3] or 1)}
 
 
-_READERS: Final[dict[str, Callable[[str], _Read]]] = {
-    "devices": _whole("devices", 1, _MOST_DEVICES),
-    "memory": _bytes("memory", 1),
-    "host": _name,
-    "context": _bytes("context", 0),
-    "late": _milliseconds,
-    "seed": _whole("seed", -(1 << 31), 1 << 31),
-    "peer": _one_of("peer", "all", "none"),
-    "export": _one_of("export", "vmm", "none"),
-    "events": _one_of("events", "ipc", "none"),
-    "readonly": _yes("readonly"),
-    "dmabuf": _yes("dmabuf"),
-    "refuse": _part("refuse"),
-    "captures": _part("captures"),
-    "waits": _yes("waits"),
-    "fail": _failure,
+_YES: Final[_Reader] = {"yes": True, "no": False}.get
+_PART: Final = _real(r"0(\.\d{1,6})?", 0.9)
+_OPTIONS: Final[dict[str, tuple[_Reader, str]]] = {
+    "devices": (_whole(1, _MOST_DEVICES), f"1 to {_MOST_DEVICES} (1): GPUs of the host"),
+    "memory": (_bytes(1), "bytes, or as 1GiB (1GiB): of each GPU"),
+    "host": (_name, "name (): the processes that have the memory together; each has all of it where there is no name"),
+    "context": (_bytes(0), "bytes, or as 300MiB (0): taken of a GPU by the first call of a process for it"),
+    "late": (
+        _real(r"\d{1,6}(\.\d{1,6})?", 1e6),
+        "milliseconds (0): each copy and fill begins that much later, times 0.5 to 1.5",
+    ),
+    "seed": (_whole(-(1 << 31), 1 << 31), "int (0): of these factors"),
+    "peer": (_one_of("all", "none"), "all, none (all): whether GPUs access each other's memory"),
+    "export": (_one_of("vmm", "none"), "vmm, none (vmm): how memory leaves the process"),
+    "events": (_one_of("ipc", "none"), "ipc, none (ipc): whether other processes can open events"),
+    "readonly": (_YES, "yes, no (yes): whether a mapping without write access refuses writes"),
+    "dmabuf": (_YES, "yes, no (yes): whether network cards can register memory"),
+    "refuse": (_PART, "0 to 0.9 (0): the part of all questions whether work is done that are not answered for now"),
+    "captures": (_PART, "0 to 0.9 (0): the part of all calls that come while another thread captures a stream"),
+    "waits": (_YES, "yes, no (yes): no lets the waits of streams do nothing"),
+    "fail": (
+        _failure,
+        "call[!][:n], fatal[:n] (): the n-th call of that name fails, and with ! breaks the context; the n-th copy or "
+        "fill breaks the context",
+    ),
 }
-_MEANINGS: Final = {
-    "devices": f"1 to {_MOST_DEVICES} (1): GPUs of the host",
-    "memory": "bytes, or as 1GiB (1GiB): of each GPU",
-    "host": "name (): the processes that have the memory together; each has all of it where there is no name",
-    "context": "bytes, or as 300MiB (0): taken of a GPU by the first call of a process for it",
-    "late": "milliseconds (0): each copy and fill begins that much later, times 0.5 to 1.5",
-    "seed": "int (0): of these factors",
-    "peer": "all, none (all): whether GPUs access each other's memory",
-    "export": "vmm, none (vmm): how memory leaves the process",
-    "events": "ipc, none (ipc): whether other processes can open events",
-    "readonly": "yes, no (yes): whether a mapping without write access refuses writes",
-    "dmabuf": "yes, no (yes): whether network cards can register memory",
-    "refuse": "0 to 0.9 (0): the part of all questions whether work is done that are not answered for now",
-    "captures": "0 to 0.9 (0): the part of all calls that come while another thread captures a stream",
-    "waits": "yes, no (yes): no lets the waits of streams do nothing",
-    "fail": "call[!][:n], fatal[:n] (): the n-th call of that name fails, and with ! breaks the context; the n-th copy "
-    "or fill breaks the context",
-}
+"""The reader and the meaning of each option. That of `fail` stands for several fields."""
