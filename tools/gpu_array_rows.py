@@ -269,6 +269,25 @@ async def hidden_gpu(kind: str) -> tuple[str, dict[str, Any]]:
     return "a NumPy array", figures | {"256 MiB, GB/s": round(256 * MIB / min(took) / 1e9, 2)}
 
 
+async def host_copies(kind: str) -> tuple[str, dict[str, Any]]:
+    """The rates of `zc.to_host` and `zc.to_device`, to be compared with those of `pinned_memfd`."""
+    array = zc.full(256 * MIB, 9, "u1", device="cuda")
+    values, took = zc.to_host(array), list[tuple[float, float]]()
+    for _ in range(5):
+        began = time.perf_counter()
+        there = zc.to_device(values)
+        zc.to_host(there[-1:])  # it is computed
+        between = time.perf_counter()
+        values = zc.to_host(there)
+        took.append((between - began, time.perf_counter() - between))
+    require(bool((values == 9).all()), "the values are wrong")
+    names = "zc.to_device", "zc.to_host"
+    return "GB/s", {
+        f"{name} of 256 MiB, GB/s": round(256 * MIB / min(each) / 1e9, 2)
+        for name, each in zip(names, zip(*took, strict=True), strict=True)
+    }
+
+
 async def _dies(kind: str, how: str) -> tuple[str, dict[str, Any]]:
     owner: Any = await Worker.spawn()
     array = await owner.made(4 * MIB, 5)
@@ -481,8 +500,8 @@ CHECKS: Final[dict[str, Check]] = {
     **{
         each.__name__: checked(each)
         for each in (
-            cupy_chain, torch_chain, jax_chain, foreign, move, views, small_types, hidden_gpu, owner_exits, kill_owner,
-            kill_reader, kill_both, unfinished_owner, passes, allocator_cupy, allocator_torch,
+            cupy_chain, torch_chain, jax_chain, foreign, move, views, small_types, hidden_gpu, host_copies, owner_exits,
+            kill_owner, kill_reader, kill_both, unfinished_owner, passes, allocator_cupy, allocator_torch,
         )
     },
     "memcheck": memcheck,
