@@ -81,7 +81,7 @@ class TestOnDrawnCards(PullingSuite):
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Draw the seeds of `TestOnDrawnCards`."""
-    draw_seeds(metafunc, few=5)
+    draw_seeds(metafunc, few=3)
 
 
 def ends(pair: ConnectedPair) -> tuple[VerbsConnection, VerbsConnection]:
