@@ -499,14 +499,27 @@ class CudaGpuDriver:
 def _end(state: _State) -> None:
     if os.getpid() == state.cuda.pid:  # a forked child has no part in it
         with state.cuda.relaxed("close", -1):
-            _give_back(state)
+            if _has_ended(state.cuda):  # otherwise the memory stays until the process ends
+                _give_back(state)
+
+
+def _has_ended(cuda: CudaCalls) -> bool:
+    """Wait for all work on all GPUs. Returns whether it has ended: while a thread captures, CUDA refuses to wait."""
+    ended = True
+    for device, context in cuda.contexts.items():
+        cuda.api.cuCtxPushCurrent(context)
+        try:
+            cuda.ask("close", device, "cuCtxSynchronize")
+        except DeviceError as error:  # a broken context does no work any more
+            ended = ended and error.fatal
+        cuda.api.cuCtxPopCurrent()
+    return ended
 
 
 def _give_back(state: _State) -> None:
     cuda, api = state.cuda, state.cuda.api
     for device, context in cuda.contexts.items():
         api.cuCtxPushCurrent(context)
-        api.cuCtxSynchronize()  # work may still use the memory
         for stream in [each for each, index in state.streams.items() if index == device]:
             api.cuStreamDestroy(stream)
         api.cuCtxPopCurrent()
