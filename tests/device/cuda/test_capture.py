@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -67,13 +68,21 @@ def test_the_first_use_of_a_gpu_invalidates_no_capture() -> None:
 
 def test_memory_stays_where_a_capture_hides_the_end_of_work() -> None:
     calls, driver, address, _ = capturing()
-    other = driver.stream(0)
+    other, event = driver.stream(0), driver.event(0)
     with held(calls.gpus, calls._stream(other)):
         driver.fill(0, address, b"a", 1 << 20, other)
+        driver.record(0, event, other)
+        driver.export_event(0, event)
         driver.close()
+        del driver
+        gc.collect()
         assert calls.gpus.owner_of(address), "the fill has yet to be done"
+        assert calls.registered, "and the event to be set"
     settle(calls.gpus)
     assert calls.gpus._engines[0].broken is None
+    calls.gpus.captured.clear()
+    CudaGpuDriver(StandIn()).close()
+    assert not calls.registered and calls.gpus.free(0) == calls.gpus.devices()[0].total, "the next end gives it back"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -6,6 +6,7 @@ through host memory.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import weakref
@@ -496,11 +497,23 @@ class CudaGpuDriver:
             return event < 0 and self._flags().is_lost(event)
 
 
+_left: Final[list[_State]] = []
+"""The states of drivers that have ended while a capture hid whether their work has ended, which may use GPU memory and
+pages of events. The end of a later driver tries again."""
+
+
 def _end(state: _State) -> None:
-    if os.getpid() == state.cuda.pid:  # a forked child has no part in it
-        with state.cuda.relaxed("close", -1):
-            if _has_ended(state.cuda):  # otherwise the memory stays until the process ends
-                _give_back(state)
+    states = [state]
+    with contextlib.suppress(IndexError):  # another thread may take some
+        while True:
+            states.append(_left.pop())
+    for each in states:
+        if os.getpid() == each.cuda.pid:  # a forked child has no part in it
+            with each.cuda.relaxed("close", -1):
+                if _has_ended(each.cuda):
+                    _give_back(each)
+                else:
+                    _left.append(each)
 
 
 def _has_ended(cuda: CudaCalls) -> bool:
