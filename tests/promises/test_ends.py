@@ -516,7 +516,7 @@ async def test_the_end_tells_how_streams_end(told: list[str]) -> None:
         stream = actor.numbers()
         assert await anext(stream) == 0
     (line,) = told
-    assert line.startswith("ended with 1 call that had not ended: Endless.numbers (await it; a stream ends with its last")
+    assert line.startswith("ended with 1 call that had not ended: Endless.numbers (await it; a stream ends with its")
     del stream
 
 
