@@ -7,12 +7,16 @@
     python -m benchmarks latency arrays       # two of them
     python -m benchmarks --json out.jsonl     # the figures, one JSON object a line
     python -m benchmarks --table              # and the measures that have a budget, as a Markdown table
-    python -m benchmarks --markdown           # the page of all budgets, docs/performance.md, in at most 20 minutes
+    python -m benchmarks --markdown           # the page of all budgets, docs/budgets.md, in at most 20 minutes
 
-Each item is one module with a function ``measure(scale)`` that yields `benchmarks.harness.Measurement` objects, and
-runs in a fresh interpreter of its own. A floor is the least that any implementation would pay: an echo over a unix
-socket for a call, memcpy for a copy, fork for a new process. A value is the median of several runs, with those of the
-floor in between, so that a slow moment of the machine meets both.
+Each item is a function ``measure_ITEM(scale)`` that yields `benchmarks.harness.Measurement` objects, and runs in a
+fresh interpreter of its own. A floor is the least that any implementation would pay: an echo over a unix socket for a
+call, memcpy for a copy, fork for a new process. A value is the median of several runs, with those of the floor in
+between, so that a slow moment of the machine meets both.
+
+The items below are in `calls`, `graphs`, `arrays`, `shuffle`, `processes` and `groups`; `hosts`, `rdma`, `cluster`,
+`engines`, `guarantees` and `thesis` are programs of their own; `paired` compares two revisions, and `budgets` runs all
+of them and writes the page. They stand on `harness`, `machine` and `floors`.
 """
 
 from __future__ import annotations
@@ -25,24 +29,24 @@ if TYPE_CHECKING:
 __all__ = ["ITEMS"]
 
 ITEMS: Mapping[str, tuple[str, str]] = {
-    "latency": ("benchmarks.latency", "One call at a time"),
-    "pipeline": ("benchmarks.pipeline", "1,000 calls in flight"),
-    "chain": ("benchmarks.chain", "Chained calls"),
-    "graph": ("benchmarks.graph", "Compiled graphs"),
-    "many": ("benchmarks.many", "n actors calling n actors"),
-    "arrays": ("benchmarks.arrays", "Passing arrays of float64"),
-    "snapshots": ("benchmarks.snapshots", "Pieces of open arrays, and forks"),
-    "numpy": ("benchmarks.numpy_memory", "NumPy's own arrays in the store"),
-    "gpu": ("benchmarks.gpu", "Arrays on the fake GPU"),
-    "collective": ("benchmarks.collective", "Groups of actors on one host"),
-    "startup": ("benchmarks.startup", "Import, start and spawn"),
-    "memory": ("benchmarks.memory", "Memory of an idle actor"),
-    "death": ("benchmarks.death", "An actor is killed"),
-    "leaks": ("benchmarks.leaks", "What is left behind"),
-    "codec": ("benchmarks.bench_codec", "Encoding and decoding frames"),
-    "guarantees": ("benchmarks.guarantees", "What guarantees cost"),
-    "scale": ("benchmarks.scale", "Many actors, idle connections"),
-    "shuffle": ("benchmarks.shuffle", "Shuffling between two actors"),
-    "topology": ("benchmarks.topology", "Orders of ranks and predictions"),
+    "latency": ("calls", "One call at a time"),
+    "pipeline": ("calls", "1,000 calls in flight"),
+    "chain": ("graphs", "Chained calls"),
+    "graph": ("graphs", "Compiled graphs"),
+    "many": ("calls", "n actors calling n actors"),
+    "arrays": ("arrays", "Passing arrays of float64"),
+    "snapshots": ("arrays", "Pieces of open arrays, and forks"),
+    "numpy": ("arrays", "NumPy's own arrays in the store"),
+    "gpu": ("arrays", "Arrays on the fake GPU"),
+    "collective": ("groups", "Groups of actors on one host"),
+    "startup": ("processes", "Import, start and spawn"),
+    "memory": ("processes", "Memory of an idle actor"),
+    "death": ("processes", "An actor is killed"),
+    "leaks": ("processes", "What is left behind"),
+    "codec": ("calls", "Encoding and decoding frames"),
+    "guarantees": ("guarantees", "What guarantees cost"),
+    "scale": ("processes", "Many actors, idle connections"),
+    "shuffle": ("shuffle", "Shuffling between two actors"),
+    "topology": ("groups", "Orders of ranks and predictions"),
 }
 """Module and title by name, in the order they run."""

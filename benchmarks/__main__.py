@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -14,9 +15,8 @@ from pathlib import Path
 
 from benchmarks import ITEMS, machine
 from benchmarks.harness import FULL, QUICK, Measurement, Scale, markdown, show
-from benchmarks.performance import PAGE, write
 
-_LIMIT = {"quick": 60.0, "full": 240.0}
+_LIMIT, _QUICK_LIMIT = 240.0, 60.0
 """Seconds after which one item counts as hanging and is killed: several times the time of the slowest."""
 
 
@@ -27,7 +27,7 @@ def run_item(name: str, scale: Scale, limit: float) -> tuple[list[Measurement], 
         Its measurements, and its exit status: not 0 when it failed, after the measurements that it finished.
     """
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "benchmarks.child", name, str(write_end), str(scale.runs), str(scale.share)]
+    command = [sys.executable, "-m", "benchmarks", "child", name, str(write_end), str(scale.runs), str(scale.share)]
     with subprocess.Popen(command, pass_fds=(write_end,), start_new_session=True, cwd=_ROOT) as child:
         os.close(write_end)
         watchdog = threading.Timer(limit, os.killpg, (child.pid, signal.SIGKILL))
@@ -44,13 +44,22 @@ def run_item(name: str, scale: Scale, limit: float) -> tuple[list[Measurement], 
     return found, status
 
 
+def child(name: str, fd: str, runs: str, share: str) -> None:
+    """Measure item `name` in this interpreter, and write each measurement to descriptor `fd`, a line of JSON each."""
+    os.set_inheritable(int(fd), False)  # actors that outlived a crash must not keep the reader waiting
+    measure = getattr(importlib.import_module(f"benchmarks.{ITEMS[name][0]}"), f"measure_{name}")
+    with open(int(fd), "w", buffering=1) as lines:
+        lines.writelines(json.dumps(found.plain()) + "\n" for found in measure(Scale(int(runs), float(share))))
+
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What zcactor costs, next to a floor.")
-    parser.add_argument("items", nargs="*", metavar="ITEM", help=f"which (default all): {', '.join(ITEMS)}")
+    which = f"which (default all): {', '.join(ITEMS)}"
+    parser.add_argument("items", nargs="*", metavar="ITEM", help=which)
     parser.add_argument("--quick", action="store_true", help="fewer runs and smaller counts: under a minute")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, one JSON object a line")
     parser.add_argument("--read", type=Path, metavar="PATH", help="measure nothing, show such a file")
@@ -58,7 +67,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--markdown", action="store_true",
         help="write the page of all budgets; with ITEMs or --read: end with their Markdown table",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help="the page (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: docs/budgets.md)")
     parser.add_argument("--table", action="store_true", help="end with a Markdown table of what has a budget")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
     parser.add_argument("--runs", type=int, help="interleaved runs whose median counts")
@@ -78,7 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
     """
     options = parse(arguments)
     if options.markdown and not options.items and options.read is None:
-        return write(options.out)
+        from benchmarks import budgets  # which imports the tests' hosts: no item's interpreter is to have them
+
+        return budgets.write(options.out or budgets.PAGE)
     base = QUICK if options.quick else FULL
     scale = Scale(options.runs or base.runs, base.share if options.share is None else options.share)
     names = options.items or list(ITEMS)
@@ -99,14 +110,18 @@ def main(arguments: list[str] | None = None) -> int:
             flush=True,
         )
         for name in names:
-            found, status = run_item(name, scale, _LIMIT["quick" if options.quick else "full"])
+            limit = _QUICK_LIMIT if options.quick else _LIMIT
+            found, status = run_item(name, scale, limit)
             measurements += found
             show(ITEMS[name][1], found)
             if status:
                 failed.append(name)
                 print(f"{name} FAILED: its process ended with status {status}\n", flush=True)
         if options.json is not None:
-            records = [{"machine": about, "quick": options.quick, "runs": scale.runs, "share": scale.share}]
+            command = " ".join(["python -m benchmarks", *(sys.argv[1:] if arguments is None else arguments)])
+            records = [
+                {"machine": about, "command": command, "quick": options.quick, "runs": scale.runs, "share": scale.share}
+            ]
             records += [measurement.plain() for measurement in measurements]
             options.json.write_text("".join(json.dumps(record) + "\n" for record in records))
     if options.markdown or options.table:
@@ -121,4 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["child"]:
+        child(*sys.argv[2:])
+    else:
+        sys.exit(main())

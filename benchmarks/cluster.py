@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import psutil
 
-from benchmarks.harness import Measurement, Scale, at_most, show
-from benchmarks.program import options_of, report
+from benchmarks.harness import Measurement, Scale, at_most, options_of, report, show
 from zcactor.cluster.records import list_nodes
 
 if TYPE_CHECKING:

@@ -1,33 +1,27 @@
-"""A measurement: a value, its floor, its budget, and the tables that show them."""
+"""A measurement, with its floor and its budget; the tables that show it, and the options of programs that measure."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib.util
+import json
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 __all__ = [
-    "FULL",
-    "QUICK",
-    "Budget",
-    "Measurement",
-    "Scale",
-    "Unmeasured",
-    "at_least",
-    "at_most",
-    "exactly",
-    "interleave",
-    "markdown",
-    "median_round",
-    "medians",
-    "quantity",
-    "show",
+    "FULL", "QUICK", "Budget", "Measurement", "Sample", "Scale", "Unmeasured", "at_least", "at_most", "each",
+    "exactly", "interleave", "markdown", "median_round", "medians", "options_of", "quantity", "rate", "report", "show",
     "spread",
-]
+]  # fmt: skip
+
+
+# ---- measurements
 
 Sample = Callable[[], Awaitable[float]]
 """A function that measures one run and returns its figure."""
@@ -137,7 +131,7 @@ class Measurement:
     def from_plain(cls, plain: Mapping[str, Any]) -> Measurement:
         """The inverse of `plain`."""
         fields = {key: value for key, value in plain.items() if key not in ("ratio", "verdict")}
-        budget, spread = fields["budget"], fields.get("spread")
+        budget, spread = fields.get("budget"), fields.get("spread")
         fields["budget"] = None if budget is None else Budget(**budget)
         fields["spread"] = None if spread is None else (spread[0], spread[1])
         return cls(**fields)
@@ -181,6 +175,19 @@ async def interleave(runs: int, subjects: Mapping[str, Sample], *, warm_up: bool
             gc.collect()  # no subject pays for another's garbage
             figures[name].append(await subjects[name]())
     return figures
+
+
+async def each(call: Callable[[], Any], times: int) -> float:
+    """The microseconds of a call that is awaited, of so many one after the other."""
+    before = time.perf_counter()
+    for _ in range(times):
+        await call()
+    return (time.perf_counter() - before) / times * 1e6
+
+
+async def rate(read: Callable[[], Any], nbytes: int, times: int) -> float:
+    """MiB a second of a read of so many bytes, of so many one after the other."""
+    return nbytes / (1 << 20) / (await each(read, times) / 1e6)
 
 
 def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -261,3 +268,35 @@ def markdown(measurements: Iterable[Measurement]) -> str:
     lines = ["| Measure | Value | Floor | Ratio | Budget | |", "|---|---:|---:|---:|---:|---|"]
     lines += [f"| {' | '.join(row(m))} |" for m in measurements if m.budget is not None]
     return "\n".join(lines)
+
+
+# ---- programs
+
+
+def options_of(module: str, description: str) -> argparse.ArgumentParser:
+    """The options of ``python -m module``, to which the program may add its own."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--quick", action="store_true", help="fewer runs and smaller counts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, one JSON object a line")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
+    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table of what has a budget")
+    return parser
+
+
+def report(options: argparse.Namespace, found: Sequence[Measurement], absent: Sequence[Unmeasured] = ()) -> int:
+    """Write and print the requested reports, how many budgets hold, and what could not be measured.
+
+    Returns:
+        The exit status: 0, or with ``--strict`` 1 when a budget does not hold.
+    """
+    if options.json is not None:
+        lines = [measurement.plain() for measurement in found] + [each.plain() for each in absent]
+        options.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if options.markdown:
+        print(markdown(found) + "\n")
+    for each in absent:
+        print(f"{each.name}: not measured: {each.reason}")
+    with_budget = [m for m in found if m.budget is not None]
+    missed = [m for m in with_budget if m.verdict == "FAIL"]
+    print(f"{len(with_budget) - len(missed)} of {len(with_budget)} budgets hold")
+    return int(options.strict and bool(missed))

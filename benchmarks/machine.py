@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,13 +129,20 @@ def threads() -> int:
 
 
 def describe() -> dict[str, Any]:
-    """The facts about the machine that readers of the figures need."""
+    """The facts about the machine, the checkout and this moment that readers of the figures need."""
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if line.startswith("model name")
     ]
+    done = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=12", "--dirty=, with changes", "--exclude=*"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     return {
+        "commit": done.stdout.strip() or "unknown: this is no checkout",
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "load": [round(figure, 1) for figure in os.getloadavg()],
         "cpu": models[0] if models else platform.machine(),
         "cores": len(cores()),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -1,6 +1,6 @@
 """A program inside a cluster that measures: lines of its input name methods of `Commands`, whose results it prints.
 
-`benchmarks.serving` starts it, in a run, beside nodes, or on Ray where ``RAY_ADDRESS`` is set.
+`benchmarks.engines` starts it, in a run, beside nodes, or on Ray where ``RAY_ADDRESS`` is set.
 """
 
 from __future__ import annotations

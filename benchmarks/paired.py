@@ -26,9 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from benchmarks.harness import Measurement, at_most, show, spread
+from benchmarks.harness import Measurement, at_most, options_of, report, show, spread
 from benchmarks.machine import cores
-from benchmarks.program import options_of, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,18 +69,18 @@ class Side:
         tree: the folder with its package.
         core: the core on which all its processes stay.
         settings: for `zc.Config`.
-        script: the file of the measuring program.
+        way: "spawned", or "fake" for calls over the fake device within one process.
     """
 
-    def __init__(self, tree: Path, core: int, settings: Mapping[str, object], script: str = "paired_side.py") -> None:
+    def __init__(self, tree: Path, core: int, settings: Mapping[str, object], way: str = "spawned") -> None:
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         environment |= {
             f"ZCACTOR_{name.upper()}": ",".join(value) if isinstance(value, list) else str(value)
             for name, value in settings.items()
         }
-        program = ROOT / "benchmarks" / script
+        program = ROOT / "benchmarks" / "paired_side.py"
         self._process = subprocess.Popen(
-            [sys.executable, str(program), str(core), str(tree)],
+            [sys.executable, str(program), str(core), str(tree), way],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,7 +2,8 @@
 
 It imports nothing of this repository but the public names of zcactor, so that it runs with the package of any revision.
 Lines on its standard input name the item to measure; it answers each by a line with the seconds of one call, array or
-spawn.
+spawn. With the argument ``fake`` the calls go between the runtimes of two processes in one, which reach each other by
+RDMA on a fake fabric; only there are modules of the package's inside imported.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ import asyncio
 import os
 import sys
 import time
-from typing import Any
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import zcactor as zc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 ARRAY_NBYTES = 8 << 20
 
@@ -105,14 +112,93 @@ async def measured(adder: Any, item: str, count: int) -> float:
     return (time.perf_counter() - before) / count
 
 
-async def main() -> None:
-    """Answer lines until the input ends."""
-    core, tree = int(sys.argv[1]), sys.argv[2]
-    os.sched_setaffinity(0, {core})
-    assert zc.__file__.startswith(tree), f"{zc.__file__} does not lie in {tree}"
+@asynccontextmanager
+async def _spawned() -> AsyncIterator[Any]:
+    """An actor in a process of its own."""
     async with zc.init():
         adder: Any = await zc.spawn(Adder)
         await adder.first(np.ones(8))
+        yield adder
+
+
+def _module(name: str, name_in_base: str) -> Any:
+    """The module of that name, or of its name in the base's package, which has other rooms."""
+    try:
+        return import_module(f"zcactor.{name}")
+    except ModuleNotFoundError:
+        return import_module(f"zcactor.{name_in_base}")
+
+
+class _ByName:
+    """An endpoint that finds processes in a mapping of addresses."""
+
+    def __init__(self, endpoint: Any, addresses: dict[str, str]) -> None:
+        self._endpoint = endpoint
+        self._addresses = addresses
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+    async def connect(self, process: str) -> Any:
+        """Connect to the process of that name."""
+        return await self._endpoint.connect(self._addresses[process])
+
+
+def _same(binding: Any) -> Any:
+    return binding
+
+
+@asynccontextmanager
+async def _over_fake() -> AsyncIterator[Any]:
+    """An actor of a second runtime in this process, over the fake device."""
+    from zcactor.interface import Interface
+    from zcactor.objectstore.store import Store
+    from zcactor.transport.verbs.endpoint import VerbsEndpoint
+
+    context: Any = _module("process.context", "context")
+    fabric = _module("transport.verbs.driver.fake", "transport.verbs.fake").FakeFabric()
+    addresses: dict[str, str] = {}
+    processes: list[Any] = []
+    for nic in ("fake0", "fake1"):
+        fabric.add_nic(nic)
+        binding, name = fabric.binding(nic), os.urandom(16)
+        store = Store(64 << 20, name)
+        made = VerbsEndpoint(
+            "127.0.0.1", name, bytes(32), store.arena, store.arena.fd, 64, 4096, binding=partial(_same, binding),
+            lookup=store.lookup, verbs_eager_limit=4096,
+        )  # fmt: skip
+        endpoint = _ByName(made, addresses)
+        config = zc.Config(eager_limit=4096, recv_depth=64)
+        make = _module("assembly.process", "runtime.process").Process
+        process = make(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
+        # the base's process has no part of its own for connections
+        await made.start(getattr(process, "connections", process).accepted)
+        addresses[name.hex()] = made.address
+        processes.append(process)
+    caller, owner = processes
+    context.set_current(caller)
+    hosts: Any = owner if hasattr(owner, "take_index") else owner.hosts  # the base's process has no table of its own
+    index = hosts.take_index()
+    getattr(hosts, "add_host" if hosts is owner else "add")(index, Adder, "Adder").adopt(Adder())
+    place = (owner.process, index)
+    remote = _module("api.remote_actor", "handle").RemoteActor
+    remote = remote(caller, b"a" * 16, Interface.of(Adder), place, None, "default", 1000, 0)
+    adder: Any = _module("api.handle", "handle").ActorHandle(remote)
+    await adder.coro(3, 4.5)
+    (session,) = caller.sessions.all() if hasattr(caller, "connections") else caller.all_sessions()
+    assert session.connection.kind == "verbs", "the fake device is not used"
+    yield adder
+    context.clear_current()
+    for process in processes:
+        await process.close()
+
+
+async def main() -> None:
+    """Answer lines until the input ends."""
+    core, tree, way = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    os.sched_setaffinity(0, {core})
+    assert zc.__file__.startswith(tree), f"{zc.__file__} does not lie in {tree}"
+    async with _over_fake() if way == "fake" else _spawned() as adder:
         loop = asyncio.get_running_loop()
         print("ready", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):

@@ -119,7 +119,7 @@ async def _exchange(nbytes: int, scale: Scale) -> tuple[dict[str, float], int]:
     return figures, copied
 
 
-def measure(scale: Scale) -> Iterator[Measurement]:
+def measure_shuffle(scale: Scale) -> Iterator[Measurement]:
     """Measure the exchange, the copies and the memory of each size that the machine has room for."""
     for mib in SIZES:
         nbytes = scale.count(mib) << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import engines
-from benchmarks.budget_rows import ENGINES
+from benchmarks.budgets import ENGINES
 from benchmarks.harness import Scale
 
 ROWS = {

@@ -49,7 +49,7 @@ _LINE: Final = 64
 
 # A thread takes a piece of each rank's input in turn and reduces them, so that they are in its processor's cache, and
 # neither wait in memory for the last rank's bytes nor are read from there. On two cores that makes a reduce_scatter
-# over four hosts a quarter faster (`python -m benchmarks.group_hosts`). The bits are those of `fold`.
+# over four hosts a quarter faster (`python -m benchmarks.hosts group`). The bits are those of `fold`.
 class Inflow:
     """The reduction of parts of arrays that come over TCP.
 

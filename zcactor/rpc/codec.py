@@ -16,7 +16,7 @@ A frame's table always has the same layout, so everything up to the scalars is o
 
 Each struct vector is aligned to 8, counted from the prefix as the C++ verifier does. Frames with another layout, which
 other encoders may choose, go through `zcactor.rpc.generic`; the two read each other's bytes. Measured on one core by
-``benchmarks/bench_codec.py``: encode 0.5 and decode 0.35 us, with one region 0.7 and 1.1; generated code 28 to 42 us.
+``python -m benchmarks codec``: encode 0.5 and decode 0.35 us, with one region 0.7 and 1.1; generated code 28 to 42 us.
 """
 
 from __future__ import annotations

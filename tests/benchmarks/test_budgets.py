@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import broadcast, budgets, cluster, memory, numpy_memory, performance, shuffle
-from benchmarks.budget_rows import ITEMS, TABLES, Item, Row
+from benchmarks import arrays, budgets, cluster, guarantees, hosts, processes, shuffle
+from benchmarks.budgets import ITEMS, TABLES, Item, Outcome, Row, cells, page, run_item
 from benchmarks.harness import Measurement, Unmeasured, at_most, exactly
-from benchmarks.performance import Outcome, cells, page, run_item
 
 ROOT = Path(__file__).resolve().parents[2]
 RATIO = Row("item", "a call", "call", at_most(1.3))
 VALUE = Row("item", "a start", "start", at_most(50, "value"), "ms")
-COMMAND = "`python -m benchmarks.performance item`"
+COMMAND = "`python -m benchmarks.budgets item`"
 
 
 def found(*measurements: Measurement) -> Outcome:
@@ -75,8 +74,8 @@ def test_the_page_has_the_same_rows_whatever_was_found() -> None:
 
 def test_each_row_has_an_item_and_each_item_a_row() -> None:
     assert {row.item for _, rows in TABLES for row in rows} == set(ITEMS)
-    assert {item.arguments[2] for item in ITEMS.values() if item.arguments[1] == "benchmarks.budgets"} == set(
-        budgets.ITEMS
+    assert {item.arguments[2] for item in ITEMS.values() if item.arguments[1] == "benchmarks.guarantees"} == set(
+        guarantees.ITEMS
     )
 
 
@@ -89,14 +88,14 @@ def test_rows_ask_for_what_the_programs_call_it() -> None:
     """Those that are too long to run here: their names are made of the same sizes."""
     assert measured_by("numpy") == {
         f"{operation}, {label}"
-        for label, nbytes in numpy_memory.SIZES.items()
-        for operation in numpy_memory._operations(8)
-        if operation != "np.sort" or nbytes <= numpy_memory.MAX_SORT
+        for label, nbytes in arrays.OPERANDS.items()
+        for operation in arrays._operations(8)
+        if operation != "np.sort" or nbytes <= arrays.MAX_SORT
     } | {"allocate and free 128 KiB"}
-    hosts, (large, small) = broadcast.HOSTS, broadcast.SIZES
+    many, (large, small) = hosts.HOSTS, hosts.BROADCAST
     assert measured_by("broadcast") == {
-        f"{large} MiB to {hosts} hosts: leaves the owner",
-        f"{small} MiB to {hosts} hosts, {broadcast.LINK} each: leaves the owner",
+        f"{large} MiB to {many} hosts: leaves the owner",
+        f"{small} MiB to {many} hosts, {hosts.LINK} each: leaves the owner",
         "bytes copied",
     }
     assert measured_by("shuffle") == {
@@ -105,7 +104,7 @@ def test_rows_ask_for_what_the_programs_call_it() -> None:
         for measure in ("exchange", "copied by zcactor", "peak memory")
     }
     assert f"{cluster.NODES} nodes on one machine" in measured_by("cluster")
-    assert f"idle shared actor, one of {memory.SHARED:,}" in measured_by("memory")
+    assert f"idle shared actor, one of {processes.SHARED:,}" in measured_by("memory")
 
 
 def test_rows_that_the_page_on_costs_names_are_there() -> None:
@@ -136,7 +135,7 @@ def test_a_program_that_fails_keeps_what_it_found() -> None:
 
 @pytest.mark.slow
 def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(performance, "LEAST", 0.0)
+    monkeypatch.setattr(budgets, "LEAST", 0.0)
     outcome = run_item(printing(then="import signal; signal.pause()"), 0.5)
     assert outcome.failed
     assert "took longer than" in outcome.problem
@@ -153,9 +152,9 @@ def test_the_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def not_built(revision: str) -> None:
         raise subprocess.CalledProcessError(1, ["git"], stderr=f"no {revision}")
 
-    monkeypatch.setattr(performance, "built", not_built)
+    monkeypatch.setattr(budgets, "built", not_built)
     monkeypatch.setattr(
-        performance,
+        budgets,
         "ITEMS",
         {
             "ending": printing(Measurement("fake", "244 connections that end at once", 12.0, "ms")),
@@ -174,15 +173,15 @@ def test_the_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_rows_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     measured = Measurement("fake", "244 connections that end at once", 12.0, "ms")
-    monkeypatch.setitem(performance.ITEMS, "ending", printing(measured))
-    assert performance.main(["ending"]) == 0
+    monkeypatch.setitem(budgets.ITEMS, "ending", printing(measured))
+    assert budgets.main(["ending"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ending", "registering", "stale", "sockets", "memory", "death", "leaks"])
 def test_items_measure_what_the_rows_ask_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert performance.main([name]) == 0
+    assert budgets.main([name]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]
     assert rows
     assert all("holds" in row or "missed" in row for row in rows)

@@ -1,16 +1,21 @@
-"""The floor of a call: an echo over a unix socket between two processes, both on uvloop.
+"""The floors of a call and of a process.
 
-It has two forms. `Echo` sends bytes and gets them back: the least cost of a round trip. `FrameEcho` adds the needs of
-any pipelined request and response: frames with a length and an id, and a future for each, found by the id; the server
-splits the received bytes and answers frame by frame. Frames of one turn of the loop are written together on both sides.
+Of a call: an echo over a unix socket between two processes, both on uvloop. It has two forms. `Echo` sends bytes and
+gets them back: the least cost of a round trip. `FrameEcho` adds the needs of any pipelined request and response: frames
+with a length and an id, and a future for each, found by the id; the server splits the received bytes and answers frame
+by frame. Frames of one turn of the loop are written together on both sides. ``python -m benchmarks.floors bytes PATH``
+and ``... frames PATH`` serve, ``... drive PATH ...`` calls several servers.
 
-``python -m benchmarks.echo bytes PATH`` and ``... frames PATH`` serve, ``... drive PATH ...`` calls several servers.
+Of a process: a Python that has imported NumPy and asyncio, and forks on command. Its children say hello through a pipe
+and then do nothing. ``python -m benchmarks.floors fork`` reads commands, a line each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,13 +24,15 @@ from struct import Struct
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
-import uvloop
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["Driver", "Echo", "FrameEcho", "Server"]
+
+__all__ = ["Driver", "Echo", "Forker", "FrameEcho", "Server"]
+
+
+# ---- of a call
 
 _HEAD = Struct("<IQ")
 """Length of the whole frame, and its id."""
@@ -144,7 +151,7 @@ class Server:
     def __init__(self, kind: str) -> None:
         self._directory = Path(mkdtemp(prefix="zcactor-bench-"))
         self.path = self._directory / "echo"
-        self.process = _start(kind, str(self.path))
+        self.process = _started(kind, str(self.path))
 
     async def connect(self, make: Callable[[], ProtocolT]) -> ProtocolT:
         """Connect to the server, once it listens."""
@@ -173,7 +180,7 @@ class Driver:
     """A process that calls echo servers on command, as a context."""
 
     def __init__(self, servers: list[Server], nbytes: int) -> None:
-        self.process = _start("drive", str(nbytes), *(str(server.path) for server in servers))
+        self.process = _started("drive", str(nbytes), *(str(server.path) for server in servers))
         assert self.process.stdout is not None
         self.process.stdout.readline()
 
@@ -197,8 +204,8 @@ class Driver:
         _end(self.process)
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.echo", *arguments]
+def _started(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.floors", *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -228,10 +235,98 @@ async def _drive(nbytes: int, paths: list[str]) -> None:
         print(time.perf_counter() - before, flush=True)
 
 
-def main(kind: str, *arguments: str) -> None:
+def _echo(kind: str, *arguments: str) -> None:
     """Serve or drive until the parent is gone."""
+    import uvloop  # not in a process that forks
+
     uvloop.run(_drive(int(arguments[0]), list(arguments[1:])) if kind == "drive" else _serve(kind, arguments[0]))
 
 
+# ---- of a process
+
+
+class Forker:
+    """The forking process, as a context."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "benchmarks.floors", "fork"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.fork(0)  # waits until it is up
+
+    def _ask(self, command: str) -> list[str]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().split()
+
+    def fork(self, count: int) -> list[int]:
+        """Fork so many children. Returns their pids when all have said hello."""
+        return [int(pid) for pid in self._ask(f"fork {count}")]
+
+    def kill(self) -> None:
+        """Kill all children, and wait for their end."""
+        self._ask("kill")
+
+    def timed_fork(self, count: int) -> float:
+        """The seconds of a `fork`."""
+        before = time.perf_counter()
+        self.fork(count)
+        return time.perf_counter() - before
+
+    def timed_kill(self) -> float:
+        """The seconds of a `kill`."""
+        before = time.perf_counter()
+        self.kill()
+        return time.perf_counter() - before
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        with self.process:
+            self.process.kill()
+
+
+def _forked(hello: int) -> int:
+    pid = os.fork()
+    if pid == 0:
+        os.write(hello, b"h")
+        while True:
+            signal.pause()
+    return pid
+
+
+def _fork() -> None:
+    """Execute commands until the parent is gone."""
+    import asyncio  # noqa: F401 - the children share it
+
+    import numpy  # noqa: F401
+
+    read_end, write_end = os.pipe()
+    children: list[int] = []
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        if command == "fork":
+            fresh = [_forked(write_end) for _ in range(int(arguments[0]))]
+            for _ in fresh:
+                os.read(read_end, 1)
+            children += fresh
+            print(*fresh, flush=True)
+        else:
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+            for pid in children:
+                os.waitpid(pid, 0)
+            children.clear()
+            print(flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "fork":
+        _fork()
+    else:
+        _echo(*sys.argv[1:])

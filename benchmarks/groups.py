@@ -1,4 +1,4 @@
-"""Groups on one host: reductions and exchanges of two actors, next to the sum alone and to a call.
+"""Groups on one host, next to the sum alone and to a call, and orders of ranks.
 
 The floor of small operations is the round trip of an inline call between the same two ranks. Both times depend on where
 the ranks run, so that is fixed, for the call as for the operation:
@@ -16,32 +16,240 @@ Call and operation take turns, and each round gives one ratio. The program is st
 place of a process's memory costs it something as long as it lives. The round of the median ratio counts. Ranks hold a
 core each for sums of 64 MiB, too.
 
-Where torch or mpi4py is installed, allreduce also stands beside theirs; see `benchmarks.baselines`.
+Where torch or mpi4py is installed (``pip install torch mpi4py mpich``), allreduce also stands beside theirs. Their
+ranks are processes of their own, which measure when they are asked, so that runs of all libraries take turns:
+``python -m benchmarks.groups gloo|mpi``. Rank 0 reads ``BYTES COUNT`` from its standard input and writes the
+microseconds of an allreduce: the median of COUNT calls, on the slowest rank.
+
+Orders of ranks are compared with 1,000 random ones by the load of links, and with the best ten of these by prediction,
+and the worse of both counts. Predictions are compared with SimGrid, where an interpreter has it: Debian's package
+``python3-simgrid``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import importlib.util
 import os
+import random
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from contextlib import AsyncExitStack
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 import zcactor as zc
-from benchmarks.baselines import LABELS, Baseline, available
 from benchmarks.harness import Measurement, Scale, at_most, exactly, interleave, median_round, medians, spread
 from benchmarks.machine import awake, cores, hold_core
+from tests.topology.simgrid_judge import interpreter, judged
 from zcactor.collectives.folding import fold, operand_of
+from zcactor.topology import dragonfly, fat_tree, mesh, orders, plans, torus
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+
+    from zcactor.topology import Topology
+
+
+# ---- other libraries
+
+LABELS: Final = {"gloo": "torch's gloo", "mpi": "MPI by mpi4py"}
+RANKS: Final = 2
+ROOT: Final = Path(__file__).resolve().parents[1]
+_PATIENCE: Final = 60.0
+"""Seconds for an answer."""
+
+
+def launcher() -> str | None:
+    """The path of ``mpiexec``; the one beside this interpreter comes with the package mpich."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def available() -> dict[str, str]:
+    """The baselines by name, each with an empty text, or with what is missing for it."""
+    found = {}
+    found["gloo"] = "" if importlib.util.find_spec("torch") else "torch is not installed"
+    found["mpi"] = (
+        "mpi4py is not installed" if not importlib.util.find_spec("mpi4py")
+        else "there is no mpiexec; pip install mpich" if launcher() is None
+        else ""
+    )  # fmt: skip
+    return found
+
+
+class Baseline:
+    """The ranks of one library, in processes of their own, within ``async with``.
+
+    Args:
+        name: a key of `LABELS`.
+
+    Raises:
+        RuntimeError: the ranks do not start; the message has their errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._stack = contextlib.ExitStack()
+
+    async def __aenter__(self) -> Self:
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        self._errors = self._stack.enter_context((Path(folder) / "errors").open("w+"))
+        program = [sys.executable, "-m", "benchmarks.groups", self.name]
+        if self.name == "mpi":
+            await self._start([str(launcher()), "-n", str(RANKS), *program], {})
+        else:
+            for rank in range(RANKS):
+                await self._start(program, {"RANK": str(rank), "RENDEZVOUS": f"{folder}/rendezvous"})
+        try:
+            await self._answer()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                for process in self._processes:
+                    await process.wait()
+        finally:
+            for process in self._processes:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+            self._stack.close()
+
+    async def allreduce(self, nbytes: int, count: int) -> float:
+        """Microseconds of a sum of float32 over the ranks.
+
+        Args:
+            nbytes: bytes of each rank's input.
+            count: number of sums, whose median counts.
+
+        Raises:
+            RuntimeError: a rank has ended; the message has its errors.
+            TimeoutError: the ranks do not answer.
+        """
+        stdin = self._processes[0].stdin
+        assert stdin is not None
+        stdin.write(f"{nbytes} {count}\n".encode())
+        return float(await self._answer())
+
+    async def _start(self, command: list[str], environment: dict[str, str]) -> None:
+        self._processes.append(
+            await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=self._errors,
+                cwd=ROOT,
+                env={**os.environ, **environment, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(RANKS)},
+            )
+        )
+
+    async def _answer(self) -> str:
+        stdout = self._processes[0].stdout
+        assert stdout is not None
+        async with asyncio.timeout(_PATIENCE):
+            line = await stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise RuntimeError(f"{LABELS[self.name]} does not run: {self._errors.read().strip()[-1000:]}")
+        return line.decode()
+
+
+def serve(first: bool, share: Callable[[list[int]], list[int]], slowest: Callable[[float], float], sums: Any) -> None:
+    """Measure whenever rank 0 is asked to, until its standard input ends.
+
+    Args:
+        first: whether this is rank 0.
+        share: gives the numbers of rank 0 to all ranks.
+        slowest: the greatest figure of all ranks.
+        sums: ``sums(elements)`` makes a function that sums arrays of so many elements of float32.
+    """
+    if first:
+        print("ready", flush=True)
+    while True:
+        line = sys.stdin.readline() if first else ""
+        nbytes, count = share([int(word) for word in line.split()] or [0, 0])
+        if not count:
+            return
+        add = sums(nbytes // 4)
+        times = []
+        for _ in range(count):
+            before = time.perf_counter()
+            add()
+            times.append(time.perf_counter() - before)
+        figure = slowest(median(times) * 1e6)
+        if first:
+            print(figure, flush=True)
+
+
+def by_gloo() -> None:
+    """Be a rank of torch's gloo, which sums in place."""
+    import torch
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", f"file://{os.environ['RENDEZVOUS']}", rank=rank, world_size=RANKS)
+
+    def share(numbers: list[int]) -> list[int]:
+        told = torch.tensor(numbers)
+        dist.broadcast(told, 0)
+        return [int(each) for each in told]
+
+    def slowest(figure: float) -> float:
+        most = torch.tensor([figure], dtype=torch.float64)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return float(most[0])
+
+    def sums(elements: int) -> Callable[[], object]:
+        array = torch.zeros(elements)
+        return lambda: dist.all_reduce(array)
+
+    serve(rank == 0, share, slowest, sums)
+    dist.destroy_process_group()
+
+
+def by_mpi() -> None:
+    """Be a rank of MPI."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+
+    def share(numbers: list[int]) -> list[int]:
+        if comm.rank == 0:
+            for rank in range(1, comm.size):
+                comm.send(numbers, rank)
+            return numbers
+        while not comm.Iprobe(0):
+            time.sleep(0.001)  # MPI's own wait keeps a core busy, and this process waits while others measure
+        told: list[int] = comm.recv(source=0)
+        return told
+
+    def sums(elements: int) -> Callable[[], object]:
+        array, out = np.zeros(elements, np.float32), np.empty(elements, np.float32)
+        return lambda: comm.Allreduce(array, out)
+
+    serve(comm.rank == 0, share, lambda figure: float(comm.allreduce(figure, MPI.MAX)), sums)
+
+
+# ---- on one host
 
 MIB: Final = 1 << 20
 LARGE: Final = 64 * MIB
@@ -355,7 +563,86 @@ async def _scene(scale: Scale) -> list[Measurement]:
     return found
 
 
-def measure(scale: Scale) -> Iterator[Measurement]:
+def measure_collective(scale: Scale) -> Iterator[Measurement]:
     """Measure with two members in processes of their own."""
     yield from _beside_calls(scale)
     yield from zc.run(_scene(scale))
+
+
+# ---- orders of ranks
+
+NBYTES = 256 << 20
+"""Bytes of the allreduce."""
+RANDOM = 1000
+"""Random orders of which the best counts."""
+FOLLOWED = 10
+"""Random orders that are predicted, as that takes a hundred times as long as to find the load of links."""
+FOUND, TIMES_BEST, APART = 1.0, 1.1, 15.0
+"""Budgets: seconds to find an order of 1,024 hosts, times the best random one, and per cent between the predictions."""
+
+
+def _together(network: Topology, hosts: Sequence[Hashable]) -> float:
+    """Seconds of a ring whose ranks start each step together."""
+    (step,) = plans.steps("ring", len(network.hosts))
+    number = {host: index for index, host in enumerate(network.hosts)}
+    numbers = [number[host] for host in hosts]
+    return step.times * orders.seconds(network._arcs, numbers, step.flows, step.part * NBYTES)
+
+
+def _orders(scale: Scale) -> Iterator[Measurement]:
+    rng = random.Random(0)
+    for network in (
+        torus(32, 32),
+        mesh(32, 32),
+        fat_tree(radix=16, levels=3),
+        dragonfly(groups=32, routers=8, hosts=4),
+    ):
+        hosts = rng.sample(list(network.hosts), len(network.hosts))
+        before = time.perf_counter()
+        network.order(hosts)
+        took = time.perf_counter() - before
+        yield Measurement(
+            "topology", f"order of 1,024 hosts, {network.label}", took, "s", budget=at_most(FOUND, "value")
+        )
+    for network in (torus(8, 8), fat_tree(radix=8, levels=3, blocking=2), dragonfly(groups=8, routers=4, hosts=2)):
+        hosts = list(network.hosts)
+        best = network.order(hosts)
+        tried = [rng.sample(hosts, len(hosts)) for _ in range(scale.count(RANDOM))]
+        tried.sort(key=partial(_together, network))
+        together = _together(network, best), _together(network, tried[0])
+        others = min(network.predict(NBYTES, hosts=hosts) for hosts in tried[:FOLLOWED])
+        followed = network.predict(NBYTES, hosts=best), others
+        taken, least = max(together, followed, key=lambda pair: pair[0] / pair[1])
+        yield Measurement(
+            "topology", f"ring in the best order, {network.label}", taken * 1e3, "ms", least * 1e3,
+            "best of random orders", at_most(TIMES_BEST),
+        )  # fmt: skip
+
+
+def _judged() -> Iterator[Measurement]:
+    for network, asked in (
+        (torus(4, 4), ("ring", "halving", "direct")),
+        (fat_tree(radix=4, levels=3), ("ring", "halving", "direct")),
+        (torus(8, 8), ("ring", "halving")),
+        (dragonfly(groups=8, routers=4, hosts=2), ("ring", "halving")),
+    ):
+        for plan in asked:
+            predicted, found = network.predict(NBYTES, plan=plan), judged(network, NBYTES, plan)
+            name = f"{plan} among {len(network.hosts)} hosts, {network.label}: apart from SimGrid"
+            apart = abs(predicted / found - 1) * 100
+            yield Measurement("topology", name, apart, "%", budget=at_most(APART, "value"))
+
+
+def measure_topology(scale: Scale) -> Iterator[Measurement]:
+    """Measure orders, then predictions where there is a judge."""
+    yield from _orders(scale)
+    if interpreter() is None:
+        print(
+            "SimGrid is not installed: predictions are not judged (as root on Debian: apt-get install python3-simgrid)"
+        )
+    else:
+        yield from _judged()
+
+
+if __name__ == "__main__":
+    {"gloo": by_gloo, "mpi": by_mpi}[sys.argv[1]]()

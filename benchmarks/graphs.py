@@ -1,4 +1,11 @@
-"""Compiled graphs: a hop from actor to actor next to half a round trip, a fan-out next to calls, and an idle graph.
+"""Chains of calls and compiled graphs.
+
+A chain: three chained calls of three actors, next to the same three awaited one by one.
+
+A compiled graph of the same three calls has no budget here. It sends one message for each edge, and nothing in between
+comes back to the caller, so it shows the least that a chain of calls could take.
+
+Graphs: a hop from actor to actor next to half a round trip, a fan-out next to calls, and an idle graph.
 
 A hop is the time by which a run grows with each further method: the difference between a long line of methods and a
 short one. Lines go to and fro between two actors. All is measured on one core, before other programs where the user may
@@ -17,11 +24,101 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import zcactor as zc
-from benchmarks.harness import Measurement, Scale, at_most, interleave, median_round, medians
-from benchmarks.machine import cores, first_on
+from benchmarks.harness import Measurement, Scale, at_most, each, interleave, median_round, medians
+from benchmarks.machine import cores, first_on, on_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+
+# ---- chains
+
+CHAINS = {"int": 1000, "8 MiB": 30}
+LEAST_CHAINS = 30
+"""Chains in a turn, at least: the first ones of a turn find other memory in the caches than the later ones."""
+CHAIN_ROUNDS = 3
+"""Rounds of turns in each run: the one of the median ratio counts."""
+CHAIN_LIMITS = {"int": 2.0, "8 MiB": 0.8}
+"""Times the three calls awaited one by one, on one core: a chain saves the wake-ups of the caller, and has two frames
+more for each edge. Only the bytes of large results make up for these."""
+
+
+@zc.actor
+class ChainLink:
+    """A part of a chain."""
+
+    @zc.method
+    def add(self, value: Any) -> Any:
+        """Add one."""
+        return value + 1
+
+
+async def _awaited(links: Sequence[Any], value: Any, chains: int) -> float:
+    before = time.perf_counter()
+    for _ in range(chains):
+        result = value
+        for link in links:
+            result = await link.add(result)
+    return (time.perf_counter() - before) / chains * 1e6
+
+
+async def _chained(links: Sequence[Any], value: Any, chains: int) -> float:
+    before = time.perf_counter()
+    for _ in range(chains):
+        result = value
+        for link in links:
+            result = link.add(result)
+        await result
+    return (time.perf_counter() - before) / chains * 1e6
+
+
+async def _compiled(links: Sequence[Any]) -> Any:
+    async with zc.graph() as graph:
+        node = graph.input()
+        for link in links:
+            node = link.add.bind(node)
+        graph.output(node)
+    return await graph.compile()
+
+
+async def _chains(scale: Scale) -> list[Measurement]:
+    found = []
+    async with zc.init():
+        links: list[Any] = [await ChainLink.spawn() for _ in range(3)]
+        run = await _compiled(links)
+        values = {"int": 1, "8 MiB": zc.zeros(1 << 20, np.float64)}
+        for name, value in values.items():
+            chains = scale.count(CHAINS[name], LEAST_CHAINS)
+            ways: dict[str, Callable[[int], Awaitable[float]]] = {
+                "awaited": partial(_awaited, links, value),
+                "chained": partial(_chained, links, value),
+                "graph": partial(each, partial(run, value)),
+            }
+            for way in ways.values():
+                await way(3)  # connects the actors
+            subjects = {name: partial(way, chains) for name, way in ways.items()}
+            rounds = CHAIN_ROUNDS * scale.runs
+            times = await interleave(rounds, subjects)
+            chained, graph = (median_round(times[way], times["awaited"]) for way in ("chained", "graph"))
+            found.append(
+                Measurement("chain", f"3 chained calls, {name}, one core", chained[0], "us", chained[1],
+                            "the same awaited", at_most(CHAIN_LIMITS[name]), rounds, "round of the median ratio")
+            )  # fmt: skip
+            found.append(
+                Measurement("chain", f"the same as a compiled graph, {name}, one core", graph[0], "us", graph[1],
+                            "awaited", runs=rounds, statistic="round of the median ratio")
+            )  # fmt: skip
+        await run.close()
+    return found
+
+
+def measure_chain(scale: Scale) -> Iterator[Measurement]:
+    """Measure an integer, and an array that each method makes anew."""
+    with on_cores(cores()[0]):
+        yield from zc.run(_chains(scale))
+
+
+# ---- graphs
 
 SHORT, LONG = 2, 10
 """Methods in a line."""
@@ -63,45 +160,17 @@ async def line(links: Sequence[Any], length: int, **options: Any) -> Any:
     return await g.compile()
 
 
-async def _run(graph: Any, count: int) -> float:
-    before = time.perf_counter()
-    for _ in range(count):
-        await graph(1)
-    return (time.perf_counter() - before) / count * 1e6
-
-
-async def _calls(link: Any, count: int) -> float:
-    before = time.perf_counter()
-    for _ in range(count):
-        await link.add(1)
-    return (time.perf_counter() - before) / count * 1e6
-
-
 async def _hop(scale: Scale, links: Sequence[Any], **options: Any) -> dict[str, float]:
     count = scale.count(RUNS, 10)
     short, long = await line(links, SHORT, **options), await line(links, LONG, **options)
-    subjects = {"short": partial(_run, short, count), "long": partial(_run, long, count)}
+    subjects = {"short": partial(each, partial(short, 1), count), "long": partial(each, partial(long, 1), count)}
     if not options:
-        subjects["call"] = partial(_calls, links[0], count)
+        subjects["call"] = partial(each, partial(links[0].add, 1), count)
     figures = medians(await interleave(scale.runs, subjects))
     for graph in (short, long):
         await graph.close()
     figures["hop"] = (figures["long"] - figures["short"]) / (LONG - SHORT)
     return figures
-
-
-async def _fanned(graph: Any, array: Any, count: int) -> float:
-    before = time.perf_counter()
-    for _ in range(count):
-        await graph(array)
-    return (time.perf_counter() - before) / count * 1e6
-
-
-async def _called(links: Sequence[Any], array: Any, count: int) -> float:
-    before = time.perf_counter()
-    for _ in range(count):
-        await zc.get([link.first(array) for link in links])
-    return (time.perf_counter() - before) / count * 1e6
 
 
 async def _fan(scale: Scale) -> tuple[tuple[float, float], int]:
@@ -112,7 +181,10 @@ async def _fan(scale: Scale) -> tuple[tuple[float, float], int]:
         g.output(*[link.first.bind(x) for link in links])
     graph, array = await g.compile(), zc.zeros(FAN_NBYTES, np.uint8)
     count = scale.count(FAN_RUNS, 2)
-    subjects = {"graph": partial(_fanned, graph, array, count), "calls": partial(_called, links, array, count)}
+    subjects = {
+        "graph": partial(each, partial(graph, array), count),
+        "calls": partial(each, lambda: zc.get([link.first(array) for link in links]), count),
+    }
     figures = await interleave(FAN_ROUNDS * scale.runs, subjects)
     copied = sum([(await zc.stats(link)).bytes_copied for link in links]) + zc.stats().bytes_copied
     await graph.close()
@@ -162,7 +234,7 @@ async def _awake(scale: Scale) -> list[Measurement]:
     ]  # fmt: skip
 
 
-def measure(scale: Scale) -> Iterator[Measurement]:
+def measure_graph(scale: Scale) -> Iterator[Measurement]:
     """Measure lines of methods, a fan-out and an idle graph; and processes that stay awake, where there are two
     cores."""
     with first_on(cores()[0]):
