@@ -1,8 +1,9 @@
-"""The benchmarks: the costs of zcactor, each next to a floor that was measured in the same run the same way.
+"""The benchmarks: rows for users, beside what they use now, and rows for developers, each beside a floor.
 
 ::
 
-    python -m benchmarks --quick              # everything, under a minute
+    python -m benchmarks peers                # for users: beside multiprocessing, joblib, Ray, Dask and MPI
+    python -m benchmarks --quick              # for developers: everything, under a minute
     python -m benchmarks                      # everything, under six minutes on two cores
     python -m benchmarks latency arrays       # two of them
     python -m benchmarks --json out.jsonl     # the figures, one JSON object a line
@@ -14,9 +15,10 @@ fresh interpreter of its own. A floor is the least that any implementation would
 call, memcpy for a copy, fork for a new process. A value is the median of several runs, with those of the floor in
 between, so that a slow moment of the machine meets both.
 
-The items below are in `calls`, `graphs`, `arrays`, `shuffle`, `processes` and `groups`; `hosts`, `rdma`, `cluster`,
-`engines`, `guarantees` and `thesis` are programs of their own; `paired` compares two revisions, and `budgets` runs all
-of them and writes the page. They stand on `harness`, `machine` and `floors`.
+For users are `peers` and `thesis`: zcactor beside other libraries, and beside copies and pickles. For developers are
+`calls`, `graphs`, `arrays`, `shuffle`, `processes` and `groups`, whose items are below; `hosts`, `rdma`, `cluster`,
+`engines` and `guarantees`, which are programs of their own; `paired`, which compares two revisions; and `budgets`,
+which runs all of them and writes the page. They stand on `harness`, `machine` and `floors`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ITEMS"]
+__all__ = ["DEVELOPERS", "ITEMS", "USERS"]
 
-ITEMS: Mapping[str, tuple[str, str]] = {
+USERS: Mapping[str, tuple[str, str]] = {"peers": ("peers", "Beside what you use now")}
+DEVELOPERS: Mapping[str, tuple[str, str]] = {
     "latency": ("calls", "One call at a time"),
     "pipeline": ("calls", "1,000 calls in flight"),
     "chain": ("graphs", "Chained calls"),
@@ -49,4 +52,5 @@ ITEMS: Mapping[str, tuple[str, str]] = {
     "shuffle": ("shuffle", "Shuffling between two actors"),
     "topology": ("groups", "Orders of ranks and predictions"),
 }
+ITEMS: Mapping[str, tuple[str, str]] = {**USERS, **DEVELOPERS}
 """Module and title by name, in the order they run."""

@@ -4,10 +4,12 @@
 
     python -m benchmarks --markdown                    # everything, in at most 20 minutes; writes docs/budgets.md
     python -m benchmarks --markdown --out FILE         # the same, to another file
+    python docs/pictures.py                            # then draw what the page for users shows
     python -m benchmarks.budgets shared echo           # the rows of two items, to the standard output
 
 Each item is a program of its own that also runs by itself, and prints its figures as lines of JSON. An item that fails,
-takes too long or cannot run here leaves rows that say so: the page always has the same rows.
+takes too long or cannot run here leaves rows that say so: the page always has the same rows. The figures are recorded
+beside it, in ``docs/figures/budgets.jsonl``: a line with the machine and the command, and a line for each measurement.
 """
 
 from __future__ import annotations
@@ -567,6 +569,7 @@ TABLES: Final = (
 # ---- the page
 
 PAGE: Final = ROOT / "docs" / "budgets.md"
+RECORD: Final = ROOT / "docs" / "figures" / "budgets.jsonl"
 SECONDS: Final = 20 * 60.0
 """Seconds of all items together."""
 LEAST: Final = 5.0
@@ -750,7 +753,7 @@ def measure(names: Sequence[str]) -> dict[str, Outcome]:
 
 
 def write(path: Path) -> int:
-    """Measure everything and write the page.
+    """Measure everything; write the page, and beside it the record.
 
     Returns:
         0, or 1 when an item failed.
@@ -758,7 +761,15 @@ def write(path: Path) -> int:
     began, found = time.monotonic(), machine.describe()
     outcomes = measure(list(ITEMS))
     path.write_text(page(outcomes, about(found, time.monotonic() - began)))
-    print(f"wrote {path}")
+    record = RECORD if path == PAGE else path.with_suffix(".jsonl")
+    lines = [{"machine": found, "command": "python -m benchmarks --markdown"}]
+    lines += [
+        {key: value for key, value in each.plain().items() if value not in (None, "")}
+        for outcome in outcomes.values()
+        for each in outcome.found.values()
+    ]
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print(f"wrote {path} and {record}")
     return int(any(outcome.failed for outcome in outcomes.values()))
 
 

@@ -33,7 +33,6 @@ import contextlib
 import importlib.util
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -51,6 +50,7 @@ import numpy.typing as npt
 import zcactor as zc
 from benchmarks.harness import Measurement, Scale, at_most, exactly, interleave, median_round, medians, spread
 from benchmarks.machine import awake, cores, hold_core
+from benchmarks.peers import launcher
 from tests.topology.simgrid_judge import interpreter, judged
 from zcactor.collectives.folding import fold, operand_of
 from zcactor.topology import dragonfly, fat_tree, mesh, orders, plans, torus
@@ -68,12 +68,6 @@ RANKS: Final = 2
 ROOT: Final = Path(__file__).resolve().parents[1]
 _PATIENCE: Final = 60.0
 """Seconds for an answer."""
-
-
-def launcher() -> str | None:
-    """The path of ``mpiexec``; the one beside this interpreter comes with the package mpich."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def available() -> dict[str, str]:

@@ -1,30 +1,40 @@
-"""The pictures of the documentation, each from a description of boxes and arrows.
+"""The pictures of the documentation, each from a description of boxes and arrows, and what is drawn of benchmarks.
 
 ::
 
-    python docs/pictures.py            # write docs/pictures/*.svg
+    python docs/pictures.py            # write docs/pictures/*.svg, and the tables in docs/performance.md
     python docs/pictures.py --check    # exit with 1 where a file is not what this script makes
 
 A picture has no background, and its colours have about the same contrast with white and with black: it is read on light
-and on dark pages. The output is a function of this file alone.
+and on dark pages. The output is a function of this file and of the records in ``docs/figures``, which
+``python -m benchmarks --markdown`` and ``python -m benchmarks peers --json`` write.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from math import atan2, cos, radians, sin
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.harness import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["FOLDER", "PICTURES", "main", "svg"]
 
-FOLDER: Final = Path(__file__).resolve().parent / "pictures"
+DOCS: Final = Path(__file__).resolve().parent
+FOLDER: Final = DOCS / "pictures"
+FIGURES: Final = DOCS / "figures"
+PAGE: Final = DOCS / "performance.md"
 
 Colour = Literal["plain", "frames", "arrays", "starts"]
 COLOURS: Final[Mapping[str, str]] = {
@@ -358,11 +368,235 @@ def lease() -> Picture:
     )
 
 
+# ---- what was measured
+
+
+class Record:
+    """The figures of one run of a command.
+
+    Args:
+        path: the file: a line with the machine and the command, and a line for each measurement.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.about, *lines = map(json.loads, path.read_text().splitlines())
+        self._found: dict[tuple[str, str], dict[str, Any]] = {(line["item"], line["name"]): line for line in lines}
+
+    def bar(self, item: str, name: str, label: str = "", *, ours: bool = True) -> Bar:
+        """The value of a measurement."""
+        line = self._found[item, name]
+        return Bar(label, line["value"], line["unit"], ours)
+
+    def floor(self, item: str, name: str, label: str) -> Bar:
+        """The figure that a measurement stands beside."""
+        line = self._found[item, name]
+        return Bar(label, line["floor"], line["unit"], ours=False)
+
+    def rows(self) -> dict[str, list[Bar]]:
+        """The figures of all libraries that `benchmarks.peers` has measured, row by row."""
+        found: dict[str, list[Bar]] = {}
+        for item, name in self._found:
+            row, library = name.rsplit(": ", 1)
+            found.setdefault(row, []).append(self.bar(item, name, library, ours=library == "zcactor"))
+        return found
+
+    def told(self) -> str:
+        """The machine, the moment and the command, as a sentence."""
+        machine = self.about["machine"]
+        return (
+            f"Measured by `{self.about['command']}` on {machine['date']}: {machine['cpu']}, "
+            f"{machine['cores']} cores, {machine['memory'] / 2**30:.1f} GiB, Linux {machine['kernel']}, "
+            f"Python {machine['python']}, commit {machine['commit']}; load before it began "
+            f"{', '.join(map(str, machine['load']))}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A figure with its name."""
+
+    label: str
+    value: float
+    unit: str
+    ours: bool
+
+    def text(self) -> str:
+        """The figure with its unit."""
+        return quantity(self.value, self.unit)
+
+
+LEFT, LONGEST, THICK, STEP = 210, 380, 18, 24
+"""Pixels: where bars begin, the longest, their height, and from one to the next."""
+
+
+def bars(description: str, groups: Mapping[str, Sequence[Bar]]) -> Picture:
+    """Bars in groups; the longest of each group has the same length."""
+    items: list[Box | Arrow | Text] = []
+    y = 4
+    for title, group in groups.items():
+        items.append(Text(8, y + 14, [title], bold=True))
+        y += STEP
+        most = max(bar.value for bar in group)
+        for bar in group:
+            width = max(2.0, LONGEST * bar.value / most)
+            items += [
+                Text(LEFT - 8, y + 13, [bar.label], "end"),
+                Box(LEFT, y, width, THICK, colour="arrays" if bar.ours else "plain", filled=True),
+                Text(LEFT + width + 8, y + 13, [bar.text()]),
+            ]
+            y += STEP
+        y += 10
+    return Picture(LEFT + LONGEST + 130, y, description, items)
+
+
+BUDGETS: Final = Record(FIGURES / "budgets.jsonl")
+PEERS: Final = FIGURES / "peers.jsonl"
+WAYS: Final = {"zero copy": "zcactor", "private buffers": "copied through buffers", "encode": "pickled"}
+"""The ways of `benchmarks.thesis`, and their names for users."""
+
+
+def ways(item: str, medium: str, what: str) -> list[Bar]:
+    """The figures of each way of an array, or of a step, over a medium; each way stands beside the next slower one."""
+    ours, copied, pickled = WAYS.values()
+    return [
+        BUDGETS.bar(item, f"{medium}, {what}, zero copy", ours),
+        BUDGETS.bar(item, f"{medium}, {what}, private buffers", copied, ours=False),
+        BUDGETS.floor(item, f"{medium}, {what}, private buffers", pickled),
+    ]
+
+
+def transfers(item: str, medium: str, where: str) -> Picture:
+    """Arrays of several sizes, each to another process."""
+    sizes = ("1 MiB", "16 MiB", "64 MiB")
+    return bars(
+        f"Time of an array of float32 {where}: by zcactor, copied through buffers, and pickled. Shorter is better.",
+        {f"{size} {where}": ways(item, medium, size) for size in sizes},
+    )
+
+
+def steps() -> Picture:
+    """A step of a parameter server."""
+    media = {
+        "on one host": ("thesis", "local"), "over the loopback device": ("thesis", "tcp"),
+        "between two hosts": ("thesis-hosts", "veth"),
+    }  # fmt: skip
+    return bars(
+        "Time of a step of a parameter server with the layers of Inception: gradients go, parameters come back.",
+        {f"a step {where}": ways(*place, "Inception step") for where, place in media.items()},
+    )
+
+
+def calls() -> Picture:
+    """Calls, one at a time and many at once."""
+    kinds = {"inline": "inline method", "async": "async method", "sync": "plain method"}
+    alone = [BUDGETS.bar("echo", f"{kind} method, one core", label) for kind, label in kinds.items()]
+    many = [BUDGETS.bar("echo", f"{kind} method, 1,000 in flight", label) for kind, label in kinds.items()]
+    return bars(
+        "Microseconds of a call, and calls a second with 1,000 in flight, beside an echo of as many bytes.",
+        {
+            "one call at a time: shorter is better": [
+                *alone, BUDGETS.floor("echo", "sync method, one core", "echo over a unix socket")
+            ],
+            "1,000 in flight: longer is better": [
+                *many, BUDGETS.floor("echo", "sync method, 1,000 in flight", "echo of frames")
+            ],
+        },
+    )  # fmt: skip
+
+
+def actors() -> Picture:
+    """Starts and memory."""
+    starts = ("import zcactor", "zc.init()", "first spawn", "20th spawn")
+    idle = ("idle actor, alone", "idle actor, one of 20")
+    memory = [BUDGETS.bar("memory", name, name) for name in idle]
+    return bars(
+        "Milliseconds of import, start and spawns, and the memory of an idle actor beside a forked Python with NumPy.",
+        {
+            "start": [BUDGETS.bar("startup", name, name) for name in starts],
+            "memory": [*memory, BUDGETS.floor("memory", idle[0], "forked Python with NumPy")],
+        },
+    )
+
+
+def peers() -> Picture:
+    """The rows of `benchmarks.peers`."""
+    rows = Record(PEERS).rows()
+    return bars(f"zcactor beside other libraries: {', '.join(rows)}.", rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "---:") -> list[str]:
+    """A table in Markdown, all but the first of whose columns are aligned so."""
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---", *[align] * (len(head) - 1)], *rows)]
+
+
+def tables() -> dict[str, list[str]]:
+    """The tables of the page for users, by the names of their places."""
+    beside = [
+        [f"array of {size} to another process", *(bar.text() for bar in ways("thesis", "local", size))]
+        for size in ("1 MiB", "16 MiB", "64 MiB")
+    ]
+    beside += [
+        ["step of a parameter server", *(bar.text() for bar in ways("thesis", "local", "Inception step"))],
+        ["copies of each byte", *(BUDGETS.bar("thesis", f"local, {way}: copies of each byte").text() for way in WAYS)],
+    ]
+
+    def of(item: str, name: str) -> str:
+        return BUDGETS.bar(item, name).text()
+
+    growth = [
+        ["a call's argument", f"two numbers: {BUDGETS.floor('arrays', '1 GiB born in the store', '').text()}",
+         f"1 GiB born in the store: {of('arrays', '1 GiB born in the store')}"],
+        ["calls in flight", f"1: {of('echo', 'async method, one core')} each",
+         f"1,000: {quantity(1e6 / BUDGETS.bar('echo', 'async method, 1,000 in flight').value, 'us')} each"],
+        ["actors with a process each", f"1: {of('memory', 'idle actor, alone')}",
+         f"20: {of('memory', 'idle actor, one of 20')} each"],
+        ["actors that share processes", f"1,000: {of('memory', 'idle shared actor, one of 1,000')} each",
+         f"10,000: spawned and called in {of('scale', '10,000 shared actors, spawned and called once')}"],
+        ["hosts that read an array of 256 MiB", "1: it leaves its owner once",
+         f"8: it leaves its owner {of('broadcast', '256 MiB to 8 hosts: leaves the owner').split()[0]} times"],
+    ]  # fmt: skip
+    found = {
+        "beside": [*table(["on one host", *WAYS.values()], beside), "", BUDGETS.told()],
+        "growth": table(["what grows", "from", "to"], growth, "---"),
+        "peers": ["No figures of these are recorded yet: they count only where the machine does nothing else."],
+    }
+    if PEERS.exists():
+        record = Record(PEERS)
+        rows = record.rows()
+        libraries = dict.fromkeys(bar.label for group in rows.values() for bar in group)
+        cells = [
+            [row, *({bar.label: bar.text() for bar in group}.get(library, "") for library in libraries)]
+            for row, group in rows.items()
+        ]
+        picture = "![Bars: zcactor beside other libraries](pictures/figures-peers.svg)"
+        found["peers"] = [*table(["", *libraries], cells), "", record.told(), "", picture]
+    return found
+
+
+def page(text: str) -> str:
+    """The page for users with its tables as they have to be.
+
+    Raises:
+        ValueError: the page has no place for one of them.
+    """
+    for name, lines in tables().items():
+        begin, end = f"<!-- {name}: python docs/pictures.py -->", f"<!-- end of {name} -->"
+        at, until = text.index(begin) + len(begin), text.index(end)
+        text = "\n".join([text[:at], *lines, text[until:]])
+    return text
+
+
 PICTURES: Final[Mapping[str, Callable[[], Picture]]] = {
     "processes": processes,
     "call": call,
     "array": array,
     "lease": lease,
+    "figures-arrays": partial(transfers, "thesis", "local", "on one host"),
+    "figures-hosts": partial(transfers, "thesis-hosts", "veth", "between two hosts"),
+    "figures-steps": steps,
+    "figures-calls": calls,
+    "figures-actors": actors,
+    **({"figures-peers": peers} if PEERS.exists() else {}),
 }
 """The pictures by the names of their files, without the suffix."""
 
@@ -378,9 +612,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="default: %(default)s")
     options = parser.parse_args(arguments)
     stale = []
-    for name, draw in PICTURES.items():
-        path: Path = options.out / f"{name}.svg"
-        text = svg(draw())
+    made: dict[Path, str] = {options.out / f"{name}.svg": svg(draw()) for name, draw in PICTURES.items()}
+    if options.out == FOLDER:
+        made[PAGE] = page(PAGE.read_text())
+    for path, text in made.items():
         if not options.check:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:

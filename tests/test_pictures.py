@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -36,11 +38,11 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_what_is_committed_is_what_the_script_makes(tmp_path: Path) -> None:
+def test_committed_pictures_and_tables_are_what_the_script_makes(tmp_path: Path) -> None:
     assert draw("--out", str(tmp_path)).returncode == 0
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-        name: (FOLDER / name).read_bytes() for name in PICTURES
-    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == PICTURES
+    done = draw("--check")
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.slow
@@ -67,5 +69,28 @@ def test_a_picture_is_read_on_light_and_on_dark_pages(name: str) -> None:
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_stands_on_a_page_and_has_a_description(name: str) -> None:
-    pages = [page.read_text() for page in DOCS.glob("*/*.md")]
-    assert any(re.search(rf"!\[\w[^\]]+\]\(\.\./pictures/{name}\)", page) for page in pages)
+    pages = [page.read_text() for page in DOCS.glob("**/*.md")]
+    assert any(re.search(rf"!\[\w[^\]]+\]\((\.\./)?pictures/{name}\)", page) for page in pages)
+
+
+def test_libraries_that_were_measured_are_drawn_and_have_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("pictures", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "pictures", pictures)
+    spec.loader.exec_module(pictures)
+    record = json.loads((DOCS / "figures" / "budgets.jsonl").read_text().splitlines()[0])
+    figures = {"call: zcactor": 31.2, "call: Ray": 400.0, "idle worker: zcactor": 20.0}
+    lines = [{"item": "peers", "name": name, "value": value, "unit": "us"} for name, value in figures.items()]
+    monkeypatch.setattr(pictures, "PEERS", tmp_path / "peers.jsonl")
+    pictures.PEERS.write_text("".join(json.dumps(line) + "\n" for line in [record, *lines]))
+    assert pictures.tables()["peers"][:4] == [
+        "|  | zcactor | Ray |", "| --- | ---: | ---: |", "| call | 31.2 us | 400 us |", "| idle worker | 20 us |  |"
+    ]  # fmt: skip
+    assert "![Bars: zcactor beside other libraries](pictures/figures-peers.svg)" in pictures.page(
+        pictures.PAGE.read_text()
+    )
+    assert len(ElementTree.fromstring(pictures.svg(pictures.peers())).findall("{http://www.w3.org/2000/svg}rect")) == 3

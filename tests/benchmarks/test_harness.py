@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import peers
 from benchmarks.__main__ import main, parse
 from benchmarks.harness import (
     Budget,
@@ -115,14 +116,13 @@ def test_a_file_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["--read", str(path), "--strict"]) == 1
 
 
-@pytest.mark.slow
-def test_a_benchmark_runs_from_the_command_line_to_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "figures.jsonl"
+def run(item: str, path: Path) -> tuple[dict[str, object], list[Measurement]]:
+    """Run an item with tiny counts: the first line of its file, and its measurements."""
     command = [
         sys.executable,
         "-m",
         "benchmarks",
-        "death",
+        item,
         "--quick",
         "--runs",
         "1",
@@ -131,14 +131,30 @@ def test_a_benchmark_runs_from_the_command_line_to_the_file(tmp_path: Path) -> N
         "--json",
         str(path),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
-    assert "SIGKILL to ActorDied" in done.stdout
     about, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return about, [Measurement.from_plain(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_a_benchmark_runs_from_the_command_line_to_the_file(tmp_path: Path) -> None:
+    about, (death,) = run("death", tmp_path / "figures.jsonl")
     assert about["quick"] is True
-    (death,) = (Measurement.from_plain(line) for line in lines)
+    assert str(about["command"]).startswith("python -m benchmarks death --quick")
+    assert death.name == "SIGKILL to ActorDied"
     assert death.value > 0
     assert death.floor is not None
+
+
+@pytest.mark.slow
+def test_peers_are_measured_where_they_are_installed(tmp_path: Path) -> None:
+    _, measured = run("peers", tmp_path / "peers.jsonl")
+    installed = [name for name in peers.LIBRARIES if not peers.missing(name)]
+    rows = [title for title, _ in peers.ROWS.values() if title != "array of 1 GiB"]
+    assert {"zcactor", "multiprocessing"} <= set(installed)
+    assert [each.name for each in measured] == [f"{row}: {name}" for row in rows for name in installed]
+    assert all(each.value > 0 for each in measured)
 
 
 @pytest.mark.parametrize(
