@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks import DEVELOPERS, ITEMS, USERS, machine
-from benchmarks.harness import FULL, QUICK, Measurement, Scale, markdown, show
+from benchmarks.harness import FULL, QUICK, Measurement, Scale, markdown, one_of, show
 
 _LIMIT, _QUICK_LIMIT, _USERS_LIMIT = 240.0, 60.0, 1800.0
 """Seconds after which one item counts as hanging and is killed: several times the time of the slowest. In a row for
@@ -60,7 +60,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What zcactor costs, next to a floor.")
     which = f"for users {', '.join(USERS)}; for developers, and by default, {', '.join(DEVELOPERS)}"
-    parser.add_argument("items", nargs="*", metavar="ITEM", help=which)
+    parser.add_argument("items", nargs="*", metavar="ITEM", type=one_of(ITEMS), help=which)
     parser.add_argument("--quick", action="store_true", help="fewer runs and smaller counts: under a minute")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, one JSON object a line")
     parser.add_argument("--read", type=Path, metavar="PATH", help="measure nothing, show such a file")
@@ -73,11 +73,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
     parser.add_argument("--runs", type=int, help="interleaved runs whose median counts")
     parser.add_argument("--share", type=float, help="what all counts of a full measurement are multiplied by")
-    options = parser.parse_args(arguments)
-    for name in options.items:
-        if name not in ITEMS:
-            parser.error(f"there is no item {name!r}; items: {', '.join(ITEMS)}")
-    return options
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

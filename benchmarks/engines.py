@@ -755,12 +755,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0; 1 with ``--strict`` when a budget does not hold.
     """
-    parser = options_of("benchmarks.engines", "Launchers, and heads that may die.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"which (default all): {', '.join(PARTS)}")
-    options = parser.parse_args(arguments)
-    for name in options.parts:
-        if name not in PARTS:
-            parser.error(f"there is no part {name!r}; parts: {', '.join(PARTS)}")
+    options = options_of("benchmarks.engines", "Launchers, and heads that may die.", PARTS).parse_args(arguments)
     lines = list(measure(QUICK if options.quick else FULL, options.parts))
     found = [line for line in lines if isinstance(line, Measurement)]
     show("Launchers, and heads that may die", found)

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 __all__ = [
     "FULL", "QUICK", "Budget", "Measurement", "Sample", "Scale", "Unmeasured", "at_least", "at_most", "each",
-    "exactly", "interleave", "markdown", "median_round", "medians", "options_of", "quantity", "rate", "report", "show",
-    "spread",
+    "exactly", "interleave", "markdown", "median_round", "medians", "one_of", "options_of", "quantity", "rate",
+    "report", "show", "spread",
 ]  # fmt: skip
 
 
@@ -273,13 +273,33 @@ def markdown(measurements: Iterable[Measurement]) -> str:
 # ---- programs
 
 
-def options_of(module: str, description: str) -> argparse.ArgumentParser:
-    """The options of ``python -m module``, to which the program may add its own."""
+def one_of(known: Collection[str]) -> Callable[[str], str]:
+    """The type of an argument that has to be one of these names."""
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"there is no {name!r}; there are {', '.join(known)}")
+        return name
+
+    return check
+
+
+def options_of(module: str, description: str, parts: Collection[str] = ()) -> argparse.ArgumentParser:
+    """The options of ``python -m module``, to which the program may add its own.
+
+    Args:
+        module: the name of the module.
+        description: a sentence about the program.
+        parts: the names of its parts, of which a user may choose some.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer runs and smaller counts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, one JSON object a line")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
     parser.add_argument("--markdown", action="store_true", help="end with a Markdown table of what has a budget")
+    if parts:
+        which = f"which (default all): {', '.join(parts)}"
+        parser.add_argument("parts", nargs="*", metavar="PART", type=one_of(parts), help=which)
     return parser
 
 

@@ -917,12 +917,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0; 1 with ``--strict`` when a budget does not hold; 2 where hosts cannot be made.
     """
-    parser = options_of("benchmarks.hosts", "Hosts next to their floors.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"which (default all): {', '.join(ITEMS)}")
-    options = parser.parse_args(arguments)
-    for part in options.parts:
-        if part not in ITEMS:
-            parser.error(f"there is no part {part!r}; parts: {', '.join(ITEMS)}")
+    options = options_of("benchmarks.hosts", "Hosts next to their floors.", ITEMS).parse_args(arguments)
     reason = missing()
     if reason is not None:
         print(reason, file=sys.stderr)

@@ -194,22 +194,18 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0; 1 with ``--strict`` when a budget does not hold.
     """
-    parser = options_of("benchmarks.paired", "This checkout next to another revision, in turns.")
+    parser = options_of("benchmarks.paired", "This checkout next to another revision, in turns.", ITEMS)
     parser.add_argument("--base", required=True, metavar="REV", help="the revision to compare with")
     parser.add_argument("--built", type=Path, metavar="FOLDER", help="where that revision's package is already")
     parser.add_argument("--rounds", type=int, help="how many there are")
     parser.add_argument("--over", choices=WAYS, action="append", help="the way to the actor (default: local)")
-    parser.add_argument("items", nargs="*", metavar="ITEM", help=f"which (default all): {', '.join(ITEMS)}")
     options = parser.parse_args(arguments)
-    for name in options.items:
-        if name not in ITEMS:
-            parser.error(f"there is no item {name!r}; items: {', '.join(ITEMS)}")
     found: list[Measurement] = []
     try:
         with contextlib.nullcontext(options.built) if options.built else built(options.base) as base:
             for way in options.over or ["local"]:
                 rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-                found += compare(base, way, options.items or list(ITEMS), rounds)
+                found += compare(base, way, options.parts or list(ITEMS), rounds)
     except subprocess.CalledProcessError as error:
         print(f"{' '.join(error.cmd)} failed: {error.stderr.strip()}", file=sys.stderr)
         return 2

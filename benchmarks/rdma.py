@@ -820,13 +820,9 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0; 1 with ``--strict`` when a budget does not hold; 2 on a machine without a device.
     """
-    parser = options_of("benchmarks.rdma", "RDMA next to its floors.")
+    parser = options_of("benchmarks.rdma", "RDMA next to its floors.", PARTS)
     parser.add_argument("--binding", choices=[*NAMES, "fake"], help="default: the first that finds a device")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"which (default all): {', '.join(PARTS)}, guest")
     options = parser.parse_args(arguments)
-    for part in options.parts:
-        if part not in PARTS:
-            parser.error(f"there is no part {part!r}; parts: {', '.join(PARTS)}")
     scale = QUICK if options.quick else FULL
     found: list[Measurement] = []
     if options.binding == "fake":

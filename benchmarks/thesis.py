@@ -933,16 +933,12 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0; 1 with ``--strict`` when a budget does not hold; 2 where a medium that was named is not to be had.
     """
-    parser = options_of("benchmarks.thesis", "Encoded, through private buffers, and without a copy.")
-    parser.add_argument("media", nargs="*", metavar="MEDIUM", help=f"which: {', '.join(MEDIA)} (default: all here)")
-    options = parser.parse_args(arguments)
-    for medium in options.media:
-        if medium not in MEDIA:
-            parser.error(f"there is no medium {medium!r}; media: {', '.join(MEDIA)}")
+    description = "Encoded, through private buffers, and without a copy."
+    options = options_of("benchmarks.thesis", description, MEDIA).parse_args(arguments)
     scale = QUICK if options.quick else FULL
     found: list[Measurement] = []
     absent = False
-    for medium in options.media or MEDIA:
+    for medium in options.parts or MEDIA:
         binding = device() if medium == "rxe" else ""
         reason = missing() if medium == "veth" else no_guest() if medium == "rxe" and not binding else None
         if reason is not None:
@@ -958,7 +954,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.markdown:
         print(beside(found) + "\n")
     status = report(options, found)
-    return 2 if absent and options.media else status
+    return 2 if absent and options.parts else status
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def test_tables_show_value_floor_ratio_and_verdict() -> None:
 def test_unknown_items_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["latencies"])
-    assert "there is no item 'latencies'" in capsys.readouterr().err
+    assert "there is no 'latencies'" in capsys.readouterr().err
 
 
 def test_a_file_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
