@@ -169,6 +169,9 @@ def test_the_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "was not built: no " in text and "ended with status 1: it broke" in text
     for known in ("- Machine: ", "- Commit: ", "- Date: ", f"Python {sys.version.split()[0]}"):
         assert known in text
+    about, *lines = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    assert about["machine"]["python"] == sys.version.split()[0]
+    assert [(line["item"], line["value"], line["unit"]) for line in lines] == [("fake", 12.0, "ms")]
 
 
 def test_rows_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
