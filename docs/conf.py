@@ -58,7 +58,7 @@ nitpick_ignore_regex = [
     (
         "py:class",
         r"(zcactor\.[\w.]+\.)?(AbstractAsyncContextManager|AbstractContextManager|ActorClass|ActorDecorator|ActorOptions|ActorT|Array|Broken|Call|CopyCount|DeviceHolder|Fault"
-        r"|FurtherSettings|GraphEdge|Init|Method|MethodDecorator|NDArray|Op|P|Plan|Progress|R|S|Shape|StreamMethod|T|T_co)",
+        r"|FurtherSettings|GraphEdge|Init|Method|MethodDecorator|NDArray|Op|P(\.args|\.kwargs)?|Plan|Progress|R|S|Shape|StreamMethod|T|T_co)",
     ),
 ]
 """Names of Python's and NumPy's own documentation, which is not asked for as builds need no network; and type variables
