@@ -13,5 +13,6 @@ OLDEST_SERVED: Final = 19
 two ends decides: it knows both versions, and sends nothing that the older one does not know.
 
 A field that is added at the end of a table of the schema, and a remote method with a further number, leave it as it is.
-It rises to `PROTOCOL_VERSION` with any other change of the handshake, of the frames or of a method's arguments.
+It rises to `PROTOCOL_VERSION` with any other change of the handshake, of the frames, of a method's arguments or of a
+name of this package that pickles carry.
 """
