@@ -100,3 +100,21 @@ async def test_an_object_nobody_knows(node: zc.Runtime) -> None:
         await process.requests.ask(session, Promises.fetch, 12345)
     assert await process.requests.ask(session, Services.ping) == (await zc.nodes())[0].pid
     assert await zc.nodes()
+
+
+async def test_requests_that_wait_hold_up_no_others() -> None:
+    """Those for outcomes wait for others, which a limit of coroutines that run at once would keep from being made."""
+    async with asyncio.timeout(4 * PATIENCE), zc.init(max_concurrency_async=1, log_to_driver=False) as node:
+        process = node.process
+        actor = await spawn(Holder)
+        promise = actor.gated()
+        exported = process.promises.export(promise._call)
+        session = await process.connections.connect(process.process)
+        waiting = [process.requests.ask(session, Promises.fetch, exported) for _ in range(3)]
+        array = zc.put(zc.ones(1 << 16))
+        assert await process.requests.ask(session, Leases.lease, process.promises.export(array._call))
+        assert not any(each.done() for each in waiting)
+        await zc.kill(actor)
+        for each in waiting:
+            with pytest.raises(zc.ActorDied):
+                await each
