@@ -101,6 +101,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/language.py
 	$(BIN)/python tools/links.py
+	$(BIN)/python tools/walks.py
 	$(BIN)/python tools/blocks.py
 	$(BIN)/python tools/tables.py --check
 
