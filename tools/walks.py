@@ -169,7 +169,9 @@ def _node(path: Path, name: str) -> ast.AST | None:
 
 @cache
 def _names(path: Path, function: str) -> frozenset[str] | None:
-    """The names in the body of a function, or of a class; None where the file has none of that name."""
+    """The names in the body of a function, or of a class; None where there is neither."""
+    if not path.is_file():
+        return None
     if path.suffix == ".c":
         body = _c_bodies(path).get(function)
         words = None if body is None else set(_WORD.findall(body))
@@ -216,7 +218,7 @@ def _broken_slots(root: Path, before: Step, step: Step, slots: Sequence[tuple[st
         if not _names_any(named, {name}):
             return f"{named_in} does not name {name}"
         at, named_in = (file, place) if file else (step.file, step.function)
-        found = _names(root / at, named_in) if (root / at).is_file() else None
+        found = _names(root / at, named_in)
         if found is None:
             return f"there is no {named_in} in {at}"
         if not _names_any(found, {name}):

@@ -137,6 +137,7 @@ def test_walks_counts(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("zcactor/api/counter.py", "_report(REQUEST)", "_report(1)", "Counter.over does not name REQUEST"),
         ("zcactor/api/counter.py", "= Wire(wire)", "= wire", "Counter.__init__ does not name Wire"),
         (PAGE, "wire.c` `put`", "wired.c` `put`", "there is no file zcactor/native/wired.c"),
+        (PAGE, "counter.py` `Counter.add", "gone.py` `Counter.add", "there is no file zcactor/api/gone.py"),
         (PAGE, "(from 5,", "(from 11,", "there is no step 11 before it"),
         (PAGE, "(meanwhile)", "(somehow)", "the way 'somehow' is not known"),
     ],
