@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -285,6 +286,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "barrier": ("barrier", {"timeout": float("nan")}, "ValueError"),
     **{f"unknown argument of {name}": (name, {"operation": "sum"}, "TypeError") for name in GOOD},
 }
+
+
+async def test_each_collective_is_refused_here_and_has_its_row_on_the_page() -> None:
+    returned = {name: getattr(each, "__annotations__", {}).get("return", "") for name, each in vars(zc.Group).items()}
+    assert {name for name, text in returned.items() if text.startswith("ObjectRef[") and name[0] != "_"} == set(GOOD)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "groups.md").read_text()
+    assert [name for name in GOOD if f"| `{name}(" not in page] == []
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
