@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from zcactor.rpc.messages import UNCREDITED, Flags, Kind, Status
+from zcactor.rpc.messages import PROTOCOL_VERSION, UNCREDITED, Flags, Kind, Status
+
+KINDS = {
+    19: "HELLO CALL RESPONSE ITEM STREAM_CREDIT CANCEL RELEASE CREDIT GOODBYE REGIONS PUSH FORWARD DIAL",
+}
+"""The kinds of frames in the order of their numbers, by the protocol version from which on peers know them. A peer of
+an earlier version ends the connection by which it gets one."""
 
 
 def test_kinds() -> None:
-    names = "HELLO CALL RESPONSE ITEM STREAM_CREDIT CANCEL RELEASE CREDIT GOODBYE REGIONS PUSH FORWARD DIAL"
-    assert {kind.name: kind.value for kind in Kind} == {name: value for value, name in enumerate(names.split())}
+    names = " ".join(KINDS.values()).split()
+    assert {kind.name: kind.value for kind in Kind} == {name: value for value, name in enumerate(names)}
+    assert list(KINDS) == sorted(KINDS) and max(KINDS) <= PROTOCOL_VERSION
 
 
 def test_statuses() -> None:

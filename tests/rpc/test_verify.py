@@ -11,7 +11,7 @@ from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import Region
 from zcactor.rpc import codec, generic
 from zcactor.rpc.messages import Hello, Kind
-from zcactor.rpc.verify import MIN_FRAME, check_words, verify_frame
+from zcactor.rpc.verify import MAX_KIND, MIN_FRAME, check_words, verify_frame
 
 HUGE = [2**31 - 1, 2**31, 2**32 - 1]
 
@@ -142,7 +142,7 @@ def test_fields_that_are_left_out_are_zero_or_empty() -> None:
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (80, 13, "kind 13; known kinds are 0 to 12"),
+        (80, MAX_KIND + 1, f"kind {MAX_KIND + 1}; known kinds are 0 to {MAX_KIND}"),
         (80, 255, "kind 255"),
         (81, 4, "flags 0x04; known bits are 0x03"),
         (81, 128, "flags 0x80"),
@@ -163,7 +163,7 @@ def test_unknown_status() -> None:
     refuse(data, "status 8; known statuses are 0 to 7")
 
 
-@pytest.mark.parametrize(("kind", "flags", "code"), [(-1, 0, 0), (13, 0, 0), (1, 4, 0), (2, 0, 8)])
+@pytest.mark.parametrize(("kind", "flags", "code"), [(-1, 0, 0), (MAX_KIND + 1, 0, 0), (1, 4, 0), (2, 0, 8)])
 def test_words_out_of_range(kind: int, flags: int, code: int) -> None:
     with pytest.raises(ProtocolError):
         check_words(kind, flags, code)
