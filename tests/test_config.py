@@ -8,11 +8,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pytest
 
-from zcactor.config import FILE_NAME, MAXIMUM, Config, load_config, ports_of
+from zcactor.config import FILE_NAME, MAXIMUM, MINIMUM, Config, load_config, ports_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -225,6 +225,11 @@ def test_marks_of_packets_fit_their_fields(name: str, most: int) -> None:
     for value, text in ((-1, "int, finite and at least 0"), (most + 1, f"at most {most:,}")):
         with pytest.raises(ValueError, match=f"^{name} = {value} must be {text}"):
             Config(**{name: value})  # type: ignore[arg-type]
+
+
+def test_every_number_has_a_least_value() -> None:
+    numbers = {name for name, kind in get_type_hints(Config).items() if {int, float} & {kind, *get_args(kind)}}
+    assert numbers == set(MINIMUM)
 
 
 def test_every_field_is_documented() -> None:
