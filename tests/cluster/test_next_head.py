@@ -21,6 +21,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 DECIDES_NO_MORE = """
+from zcactor.process.cluster import HeadService
 from zcactor.driver import driver
 async def main():
     if what == "depose":
