@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,3 +85,21 @@ def test_public_names_are_documented() -> None:
                 undocumented = [item.name for item in methods(node) if not ast.get_docstring(item)]
                 missing += [f"{name}: {node.name}.{item}" for item in undocumented if item not in contracts()]
     assert not missing, f"no docstring: {', '.join(missing)}"
+
+
+def test_each_room_has_a_readme_that_names_files_to_read() -> None:
+    rooms = sorted(path.parent for path in (ROOT / "zcactor").glob("*/__init__.py"))
+    assert [room.name for room in rooms if not (room / "README.md").is_file()] == []
+    for room in rooms:
+        text = (room / "README.md").read_text()
+        assert text.startswith(f"# `{room.name}`\n")
+        assert len(text.splitlines()) <= 20, f"{room.name}: a README has at most 20 lines"
+        assert len(set(re.findall(r"`[\w/]+\.(?:py|c|h)`", text))) >= 4, (
+            f"{room.name}: where to start, then three files"
+        )
+
+
+def test_the_wheel_takes_no_readme_of_a_room() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert settings["package-data"] == {"zcactor": ["py.typed"]}
+    assert not (ROOT / "MANIFEST.in").exists()

@@ -1,13 +1,15 @@
 """Find links of Markdown pages that lead nowhere: to files that are not there, and to headings that no page has.
 
 A path of a source file in backticks counts as a link, as from the repository's top or from the package. So does the
-dotted name of a package, or of one of its folders, with what is in it: ``zcactor.rpc.call.Call``, ``rpc.call``.
+dotted name of a package, or of one of its folders, with what is in it: ``zcactor.rpc.call.Call``, ``rpc.call``. The
+README of a package's folder names the files of that folder, also by their bare names.
 
 ::
 
     python tools/links.py [FOLDER]     # this repository by default
 
-The pages are those at the top of the repository and under ``docs``. Addresses with a scheme are not asked for.
+The pages are those at the top of the repository, under ``docs``, and in the folders of packages. Addresses with a
+scheme are not asked for.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _FENCE: Final = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
 _CODE: Final = re.compile(r"`[^`\n]+`")
 _HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 _SOURCE: Final = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|c|h|fbs))\b[^`\n]*`")
+_BARE: Final = re.compile(r"`(\w+\.(?:py|c|h))`")
 _DOTTED: Final = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)+)(?:\([^`\n]*\))?`")
 _CLASS: Final = re.compile(r"[a-z_]+(\.[a-z_]+)+\.[A-Z]\w*")
 _OTHERS: Final = ("docutils", "torch", "zc")
@@ -39,7 +42,8 @@ _INCLUDED: Final = re.compile(r"^```\{include\} (\S+)", re.MULTILINE)
 def pages(root: Path) -> list[Path]:
     """The pages of a repository."""
     site = sorted(page for page in root.glob("docs/**/*.md") if "_build" not in page.parts)
-    return [*sorted(root.glob("*.md")), *site]
+    rooms = sorted(page for top in root.glob("*/__init__.py") for page in top.parent.glob("*/README.md"))
+    return [*sorted(root.glob("*.md")), *site, *rooms]
 
 
 def _slug(heading: str) -> str:
@@ -92,6 +96,11 @@ def dead(page: Path, root: Path) -> Iterator[str]:
     text = page.read_text("utf-8")
     packages = [*(module.parent for module in root.glob("*/__init__.py")), root / "tests"]
     places = [root, *packages]
+    if page.parent.parent in packages:
+        places.append(page.parent)
+        for name in _BARE.findall(text):
+            if not (page.parent / name).exists():
+                yield f"{page}: there is no file {name} beside it"
     for name in _DOTTED.findall(_FENCE.sub("", text)):
         if not _is_there(name, packages):
             yield f"{page}: there is no {name}"

@@ -61,3 +61,13 @@ def test_anchors_of_headings(tmp_path: Path) -> None:
 def test_a_folder_without_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert "there is no page" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "told"), [("deep.py", ""), ("gone.py", "there is no file gone.py beside it")])
+def test_files_that_the_readme_of_a_room_names(
+    tree: Path, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    room = tree / "small" / "nested"
+    (room / "README.md").write_text(f"# `nested`\n\nStart with `{name}`. The [page](../../docs/page.md) has more.\n")
+    assert main([str(tree)]) == bool(told)
+    assert (told or "5 pages: all links lead somewhere") in capsys.readouterr().out
