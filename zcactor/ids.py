@@ -57,7 +57,8 @@ def new_actor() -> ActorId:
 
 
 def for_spawn() -> SpawnIds:
-    """The ids of a new spawn."""
+    """The ids of a new spawn. The spawner makes them, so a request whose answer was lost can be asked again, and no
+    actor is made twice."""
     return SpawnIds(token(), new_actor(), 1 + bits(62))
 
 

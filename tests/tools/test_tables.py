@@ -9,7 +9,7 @@ import pytest
 
 import zcactor
 from tools import tables
-from tools.tables import PAGES, main, ungrouped
+from tools.tables import PAGES, floors, main, ungrouped, with_floors
 from zcactor import config, options
 from zcactor.cli.main import app
 
@@ -94,3 +94,26 @@ def test_each_option_setting_and_command_has_a_row() -> None:
     assert all(f"| `{name}` |" in pages["configuration"] for name in config.Config.__dataclass_fields__)
     assert all(f"## `zcactor {name}" in pages["command-line"] for name in app.commands)
     assert all(f"zc.{name}" in pages["api"] for name in zcactor.__all__)
+
+
+def test_the_page_has_the_floors_of_the_contract() -> None:
+    page = tables.ARCHITECTURE.read_text()
+    assert with_floors(page) == page
+    rooms = [room for found, _ in floors() for room in found]
+    assert sorted(rooms) == sorted(path.parent.name for path in (tables.ROOT / "zcactor").glob("*/__init__.py"))
+    assert all(f"| `{room}` |" in page for room in rooms)
+
+
+def test_the_page_is_stale_when_the_contract_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "architecture.md"
+    text = tables.ARCHITECTURE.read_text()
+    monkeypatch.setattr(tables, "ARCHITECTURE", page)
+    for changed in (text.replace("| 26 |", "| 27 |", 1), text.replace("| `rpc` |", "| `calls` |", 1)):
+        page.write_text(changed)
+        assert main(["--check"]) == 1
+        assert capsys.readouterr().out == f"{page} is not what the code says; run: python tools/tables.py\n"
+    page.write_text(text.replace("<!-- Floors end -->", ""))
+    assert main(["--check"]) == 1
+    assert "0 tables of floors" in capsys.readouterr().out

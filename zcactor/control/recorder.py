@@ -4,6 +4,15 @@ A decision is of one of two kinds. A request (for a place, for a stop, to join) 
 `HeadUnavailable` where the log does not take it: nothing of it is done then. An event (the end of a process, of a node,
 of a program) is *noted*: it cannot be refused, and is given to the log again and again until the log has taken it. Both
 go through one queue, so the log has decisions in the order in which they were made.
+
+| decision | recorded before |
+|---|---|
+| an actor has a place, a name, a recipe | its constructor begins |
+| its constructor has returned | the spawn is answered |
+| it is to be stopped or killed | it is told so |
+| it is restarted, for the n-th time | its process starts again |
+| it is dead, and its name is free | callers and holders of handles learn it |
+| a node or a program has joined, or is gone | the answer; the restarts elsewhere |
 """
 
 from __future__ import annotations

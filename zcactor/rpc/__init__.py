@@ -1,4 +1,4 @@
-"""Remote calls: frames, their codec, the state tables, and the sessions that send and receive frames.
+"""Remote calls: frames, their codec, and the sessions that send and receive frames.
 
 ::
 
@@ -6,7 +6,6 @@
     codec      frames <-> bytes by a template (hot path)
     generic    frames <-> bytes by generated FlatBuffers code, behind verify
     verify     bounds checks that make the generated accessors safe on a peer's bytes
-    protocol   legal states and transitions of calls, streams and objects
 
-None of these five does I/O, reads a clock or knows an event loop. ``session`` is the shell around them.
+None of these four does I/O, reads a clock or knows an event loop. ``session`` is the shell around them.
 """
