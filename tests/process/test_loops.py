@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -89,6 +91,23 @@ def test_exceptions_come_out() -> None:
 
     with pytest.raises(ValueError, match="mine"):
         run(fail())
+
+
+def test_a_program_that_is_no_coroutine() -> None:
+    async def main() -> None: ...
+
+    async def many() -> AsyncIterator[int]:
+        yield 1
+
+    wrong: list[tuple[Any, str]] = [
+        (main, r"got the function itself: call it, zc.run\(main\(\)\)$"),
+        (None, r"got None, what a plain function has returned: define it by 'async def main\(\):'$"),
+        (many(), "got an async_generator, because there is a yield in its function: return instead$"),
+        (3, "got an object of type int$"),
+    ]
+    for given, advice in wrong:
+        with pytest.raises(TypeError, match=f"^zc.run takes the coroutine that an async function makes, .*{advice}"):
+            run(given)
 
 
 def test_the_finer_clock() -> None:

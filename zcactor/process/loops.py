@@ -8,9 +8,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor import signals
+from zcactor.interface import shown
 from zcactor.machine import CallMissing, check_calls
 from zcactor.process import context
 from zcactor.standard import open_standard
@@ -72,6 +74,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         The result of `main`.
 
     Raises:
+        TypeError: `main` is no coroutine, but the function that makes it, say.
         RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly), or the
             program's file is imported in an actor's process, or by a child of multiprocessing. `main` is closed.
         ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``. `main` is closed.
@@ -79,6 +82,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         Exception: the error of `main`.
         SystemExit: SIGTERM has cancelled `main`.
     """
+    _check_main(main)
     open_standard()  # before the loop opens descriptors
     try:
         _refuse_imports(sys._getframe(1))
@@ -106,6 +110,26 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         signals.restore(signal.SIGTERM)
+
+
+def _check_main(main: Any) -> None:
+    """Refuse a program that is no coroutine.
+
+    Raises:
+        TypeError: `main` cannot be awaited. The message says what to write.
+    """
+    if issubclass(type(main), Awaitable):
+        return
+    if main is None:
+        advice = "got None, what a plain function has returned: define it by 'async def main():'"
+    elif issubclass(type(main), AsyncIterator):
+        advice = f"got an {type(main).__name__}, because there is a yield in its function: return instead"
+    elif callable(main):
+        name = shown(getattr(main, "__name__", "main"))
+        advice = f"got the function itself: call it, zc.run({name}())"
+    else:
+        advice = f"got an object of type {type(main).__name__}"
+    raise TypeError(f"zc.run takes the coroutine that an async function makes, zc.run(main()), and {advice}")
 
 
 def _refuse_imports(caller: FrameType) -> None:
