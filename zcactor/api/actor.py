@@ -7,12 +7,14 @@ import contextlib
 import inspect
 import logging
 import threading
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
+from zcactor.api.unawaited import Unawaited, missing
 from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError, remote_of
 from zcactor.ids import for_spawn
 from zcactor.interface import MARK, Interface, constructor_of, shown
@@ -31,7 +33,7 @@ from zcactor.process.cluster import HeadService, WorkerService
 from zcactor.process.context import current, current_host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 
     from zcactor.api.remote_actor import RemoteActor
     from zcactor.api.typed import Method, MethodDecorator, StreamMethod
@@ -148,14 +150,44 @@ class ActorClass(ActorOptions[P, T_co]):
         return self._cls(*args, **kwargs)  # type: ignore[no-any-return]
 
 
+class _Spawning(Unawaited, Coroutine[Any, Any, Any]):
+    """The coroutine that starts an actor. It is no handle, and says so where it is used as one."""
+
+    __slots__ = ("__weakref__", "_coroutine")
+
+    def __init__(self, coroutine: Any, name: str) -> None:
+        self._coroutine = coroutine
+        coroutine.__qualname__ = name  # for the warning about a coroutine never awaited
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._coroutine.__await__()  # type: ignore[no-any-return]
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        return self._coroutine.throw(*args)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def _advice(self) -> str:
+        name = self._coroutine.__qualname__
+        return f"this is a spawn that was not awaited, not a handle: write 'handle = await {name}(...)'"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("cr_", "__name__", "__qualname__")):  # asyncio shows tasks by these
+            return getattr(self._coroutine, name)
+        missing(self, name)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(self._advice())
+
+
 def _spawning(
     cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Coroutine[Any, Any, Any]:
-    """The coroutine that starts an actor, named as its user called it, for the warning about a coroutine never
-    awaited."""
-    coroutine: Any = _spawn(cls, options, args, kwargs)
-    coroutine.__qualname__ = f"{shown(cls.__name__)}.spawn"
-    return coroutine  # type: ignore[no-any-return]
+    return _Spawning(_spawn(cls, options, args, kwargs), f"{shown(cls.__name__)}.spawn")
 
 
 def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
@@ -261,7 +293,7 @@ def declared_options(cls: type) -> Mapping[str, Any]:
     return getattr(cls, DECLARED, {})
 
 
-async def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
     """Start an actor of `cls`, which may be any class, and return its handle once the constructor has returned.
 
     The spawn waits while the resources that it asks for are in use.
@@ -272,9 +304,10 @@ async def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         kwargs: keyword arguments of the constructor, likewise.
 
     Returns:
-        The handle, typed as `cls`. With ``get_if_exists`` it may be the handle of an actor that exists already.
+        A coroutine to await. It gives the handle, typed as `cls`. With ``get_if_exists`` it may be the handle of an
+        actor that exists already.
 
-    Raises:
+    Raises when awaited:
         NotInitialized: no runtime is running.
         TypeError: `cls` is not a class or is abstract, the arguments do not fit the constructor, or an argument cannot
             be pickled.
@@ -288,7 +321,7 @@ async def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
     Cancelling withdraws the request, and ends the actor if it exists.
     """
-    return await _spawn(cls, {}, args, kwargs)  # type: ignore[no-any-return]
+    return _Spawning(_spawn(cls, {}, args, kwargs), "zc.spawn")
 
 
 async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from functools import cache
 from threading import TIMEOUT_MAX, Lock, get_ident
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
+from zcactor.api.unawaited import Unawaited
 from zcactor.errors import ActorDied, ProtocolError
 from zcactor.exception_pickling import bare
 from zcactor.lazy_numpy import np
@@ -32,7 +33,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
+class ObjectRef(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
     """A reference to a value that exists in some process, or will exist: the promise of a call's result, or a value
     that was put.
 
@@ -53,6 +54,9 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
     Cancelling an await cancels the call when nobody else holds the reference; otherwise the call goes on and can be
     awaited again. Neither a task made of the reference nor ``asyncio.wait_for`` is somebody else. Dropping a reference
     that is not awaited cancels nothing.
+
+    A reference is not its value: operators, indexing, iteration, ``len()``, ``bool()`` and NumPy's functions raise
+    TypeError for it, and the value's attributes AttributeError. It compares and hashes as itself.
     """
 
     __slots__ = ("__weakref__", "_call", "_drivers")
@@ -159,6 +163,12 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         """Id of the process that keeps the value, 32 hex digits."""
         taken: Call | None = getattr(self._call.holder, "taken", None)
         return (taken or self._call).owner.hex()
+
+    def _advice(self) -> str:
+        return (
+            f"this is the promise of {self._call.label or 'a value'}, not its result: await it, or use .result() in a "
+            "plain method or a thread"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

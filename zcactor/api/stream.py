@@ -7,6 +7,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from zcactor.api.future import cancel_call
 from zcactor.api.remote_method import RemoteMethod
+from zcactor.api.unawaited import Unawaited, refuse
 from zcactor.rpc.stream import Stream
 
 __all__ = ["ObjectStream", "RemoteStream"]
@@ -14,7 +15,7 @@ __all__ = ["ObjectStream", "RemoteStream"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
+class ObjectStream(Unawaited, AsyncIterator[T_co], Generic[T_co]):
     """The items of a generator method: ``async for item in actor.method()``.
 
     The generator runs at most 16 items ahead of the consumer. An exception in the generator is raised at its own item,
@@ -41,6 +42,12 @@ class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
         """
         return await self._stream.next()  # type: ignore[no-any-return]
 
+    def _advice(self) -> str:
+        return (
+            f"this is the stream of {self._stream.call.label}: iterate it by 'async for item in ...', or take the next "
+            "item by 'await anext(...)'"
+        )
+
     async def aclose(self) -> None:
         """Close the generator. Items that were not taken are dropped. Closing a closed stream does nothing."""
         self._stream.close()
@@ -53,6 +60,10 @@ class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
 
     def __del__(self) -> None:
         self._stream.abandon()
+
+
+for _name in ("__await__", "__next__"):  # not in the class, as type checkers refuse these uses themselves
+    setattr(ObjectStream, _name, refuse)
 
 
 class RemoteStream(RemoteMethod):

@@ -9,10 +9,12 @@ import contextvars
 import os
 import secrets
 import sys
+import warnings
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Self, TextIO, Unpack
 
 from zcactor import ids
+from zcactor.api.unawaited import Unawaited
 from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.endpoints import (
     address_of,
@@ -71,14 +73,29 @@ _runtime: Runtime | None = None
 _starting = False
 
 
-class Init:
+class Init(Unawaited):
     """The result of `init`: await it, or use it with ``async with``."""
 
     def __init__(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         self._arguments = arguments
         self._extra = extra
+        self._used = False
+
+    def _advice(self) -> str:
+        return (
+            "zc.init() has started nothing yet: write 'async with zc.init():' or 'await zc.init()', in the async main "
+            "of zc.run(main()), in a notebook or at the prompt of python -m asyncio"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._advice()}>"
+
+    def __del__(self) -> None:
+        if not self._used:
+            warnings.warn(self._advice(), RuntimeWarning, stacklevel=2)
 
     def __await__(self) -> Generator[Any, None, Runtime]:
+        self._used = True
         return _start(self._arguments, self._extra).__await__()
 
     async def __aenter__(self) -> Runtime:
@@ -93,6 +110,7 @@ class Init:
                 checker.raise_found()
 
     def __enter__(self) -> Self:
+        self._used = True
         raise TypeError("zc.init() is asynchronous: use 'async with zc.init():' or 'await zc.init()'")
 
     def __exit__(self, *_: object) -> None: ...
@@ -205,7 +223,10 @@ def check_free() -> None:
         _runtime.end_now()
         _runtime = None
     if _runtime is not None or _starting:
-        raise AlreadyInitialized("zc.init was called before in this process; call 'await zc.shutdown()' first")
+        raise AlreadyInitialized(
+            "zc.init was called before in this process, and what it started runs: go on with that, without zc.init(); "
+            "for other settings call 'await zc.shutdown()' first"
+        )
     if context.current_or_none() is not None:
         raise AlreadyInitialized(
             "zc.init: this is an actor's process, which belongs to a node already; just spawn actors"

@@ -1,0 +1,58 @@
+"""Uses of an object that stands for a later value as if it were that value: each raises an error that says what to
+write."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+__all__ = ["Unawaited", "missing", "refuse"]
+
+_BINARY = (
+    "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "or",
+    "xor",
+)  # fmt: skip
+_OTHERS = (
+    "bool", "len", "getitem", "setitem", "delitem", "neg", "pos", "invert", "abs", "int", "float", "complex", "index",
+    "round", "trunc", "floor", "ceil", "lt", "le", "gt", "ge", "array",
+)  # fmt: skip
+"""``__array__`` among them, as NumPy would make an array of the object else, and no ``__iter__``, which would make it
+an `Iterable`: iteration ends in ``__getitem__``."""
+
+
+class Unawaited:
+    """The base class of objects that stand for a later value.
+
+    Operators, indexing, iteration, ``len()``, ``bool()``, conversions to numbers and to NumPy arrays raise
+    ``TypeError``, and unknown attributes ``AttributeError``. Equality and hash are those of the object itself. Type
+    checkers see none of these methods, and so still refuse such uses.
+    """
+
+    __slots__ = ()
+
+    def _advice(self) -> str:
+        """The kind of this object, and what to write to have its value."""
+        raise NotImplementedError
+
+
+def refuse(self: Unawaited, *_: object, **__: object) -> NoReturn:
+    """The method of each refused use."""
+    raise TypeError(self._advice())
+
+
+def missing(self: Unawaited, name: str) -> NoReturn:
+    """The ``__getattr__`` of objects that stand for a later value."""
+    if name.startswith("_"):  # libraries probe for these, also on an object that is only half made
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
+    raise AttributeError(f"no attribute {name!r}: {self._advice()}", name=name)
+
+
+def _format(self: Any, spec: str) -> str:
+    if spec:
+        refuse(self)
+    return str(self)
+
+
+for _name in [*_BINARY, *(f"r{each}" for each in _BINARY), *_OTHERS]:
+    setattr(Unawaited, f"__{_name}__", refuse)
+setattr(Unawaited, "__getattr__", missing)  # noqa: B010  # mypy would accept all attributes else
+setattr(Unawaited, "__format__", _format)  # noqa: B010
