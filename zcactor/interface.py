@@ -126,6 +126,15 @@ class MethodSpec:
         except TypeError as error:
             raise TypeError(f"{self.label}(): {error}") from None
 
+    def argument(self, number: int) -> str:
+        """The name of a positional argument, the first of which has the number 1; the number for one of many."""
+        for place, (name, how, _) in enumerate(self.parameters, 1):
+            if how == _VAR_POSITIONAL:
+                break
+            if place == number:
+                return shown(name)
+        return str(number)
+
     @property
     def shown(self) -> str:
         """The method as messages show it: its name and parameters."""

@@ -123,20 +123,24 @@ async def test_errors_of_pickling_name_the_part_and_what_to_do() -> None:
         next_step = "pass a list of its items, or yield them from a generator method"
         what = r"""cannot be sent: it is of type generator \(cannot pickle 'generator' object\); """ + next_step
         for make, path in (
-            (lambda: carrier.take(1, value), r"""argument 2\["model"\]\[0\]"""),
-            (lambda: carrier.take(1, other=[value]), r"""argument other\[0\]\["model"\]\[0\]"""),
+            (lambda: carrier.take(1, value), r"""Carrier\.take\(\): argument 2\["model"\]\[0\]"""),
+            (lambda: carrier.echo(value), r"""Carrier\.echo\(\): argument value\["model"\]\[0\]"""),
+            (lambda: carrier.take(1, other=[value]), r"""Carrier\.take\(\): argument other\[0\]\["model"\]\[0\]"""),
             (lambda: zc.put(value), r"""value\["model"\]\[0\]"""),
-            (lambda: zc.spawn(carried.Holding, value), r"""argument 1\["model"\]\[0\]"""),
+            (lambda: zc.spawn(carried.Holding, value), r"""Holding\(\): argument value\["model"\]\[0\]"""),
         ):
             with pytest.raises(TypeError, match=f"^{path} {what}$") as caught:
                 await make()
             assert caught.value.__suppress_context__ and caught.value.__cause__ is None
-        for failing in (carrier.generator(), carrier.items().__anext__()):
+        for failing, what in (
+            (carrier.generator(), "the result of Carrier.generator(): "),
+            (carrier.items().__anext__(), ""),
+        ):
             error = await _failure(failing)
             assert isinstance(error, TypeError)
-            assert str(error).startswith('value["model"][0] cannot be sent: it is of type generator')
+            assert str(error).startswith(f'{what}value["model"][0] cannot be sent: it is of type generator')
             assert "NotPlain" not in str(vars(error)["__notes__"])
-        with pytest.raises(TypeError, match=r"""^argument 1\.held\["log"\] cannot be sent"""):
+        with pytest.raises(TypeError, match=r"""^Carrier.take\(\): argument 1\.held\["log"\] cannot be sent"""):
             await carrier.take(carried.Holder({"log": threading.Lock()}))
         with open(__file__, "rb") as file, pytest.raises(TypeError, match="make one in the process that uses it"):
             zc.put([file])
@@ -145,8 +149,8 @@ async def test_errors_of_pickling_name_the_part_and_what_to_do() -> None:
         with pytest.raises(ZeroDivisionError) as kept:
             await carrier.take([carried.Dividing()])
         assert kept.value.__notes__ == [
-            "argument 1[0] cannot be sent: it is of type tests.carried.Dividing (division by zero); pass the data that "
-            "it consists of, or let its class say how it is pickled, by __reduce__"
+            "Carrier.take(): argument 1[0] cannot be sent: it is of type tests.carried.Dividing (division by zero); "
+            "pass the data that it consists of, or let its class say how it is pickled, by __reduce__"
         ]
         assert await carrier.take(1) == 1
         assert await carrier.take(carried.Unasked()) == 1

@@ -45,6 +45,7 @@ __all__ = [
     "ActorClass",
     "ActorOptions",
     "CurrentActor",
+    "Spawning",
     "actor",
     "current_actor",
     "declared_options",
@@ -150,7 +151,7 @@ class ActorClass(ActorOptions[P, T_co]):
         return self._cls(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-class _Spawning(Unawaited, Coroutine[Any, Any, Any]):
+class Spawning(Unawaited, Coroutine[Any, Any, Any]):
     """The coroutine that starts an actor. It is no handle, and says so where it is used as one."""
 
     __slots__ = ("__weakref__", "_coroutine")
@@ -163,12 +164,15 @@ class _Spawning(Unawaited, Coroutine[Any, Any, Any]):
         return self._coroutine.__await__()  # type: ignore[no-any-return]
 
     def send(self, value: Any) -> Any:
+        """See `collections.abc.Coroutine`."""
         return self._coroutine.send(value)
 
     def throw(self, *args: Any) -> Any:
+        """See `collections.abc.Coroutine`."""
         return self._coroutine.throw(*args)
 
     def close(self) -> None:
+        """See `collections.abc.Coroutine`."""
         self._coroutine.close()
 
     def _advice(self) -> str:
@@ -187,7 +191,7 @@ class _Spawning(Unawaited, Coroutine[Any, Any, Any]):
 def _spawning(
     cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Coroutine[Any, Any, Any]:
-    return _Spawning(_spawn(cls, options, args, kwargs), f"{shown(cls.__name__)}.spawn")
+    return Spawning(_spawn(cls, options, args, kwargs), f"{shown(cls.__name__)}.spawn")
 
 
 def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
@@ -321,7 +325,7 @@ def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[A
 
     Cancelling withdraws the request, and ends the actor if it exists.
     """
-    return _Spawning(_spawn(cls, {}, args, kwargs), "zc.spawn")
+    return Spawning(_spawn(cls, {}, args, kwargs), "zc.spawn")
 
 
 async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -334,7 +338,8 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise TypeError(f"{name} cannot be constructed: it is abstract (missing: {missing})")
-    constructor_of(cls).check(args, kwargs)
+    constructor = constructor_of(cls)
+    constructor.check(args, kwargs)
     args = tuple([await value if type(value) is ObjectRef else value for value in args])
     kwargs = {name: await value if type(value) is ObjectRef else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
@@ -342,7 +347,9 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
         merged["log_level"] = level
     spec = ActorSpec.of(merged)
     within = _KEPT if spec.max_restarts else 0
-    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, first=0))
+    recipe = Packed(
+        *process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, spec=constructor, first=0)
+    )
     plain, kept = spec.plain(), recipe if within else None
     made, interface = for_spawn(), Interface.of(cls).wire()
     with _telling(process, name):

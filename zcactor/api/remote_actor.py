@@ -150,7 +150,9 @@ class RemoteActor:
         closed: list[Any] = []
         marshaller = process.marshaller
         try:
-            payload, parts, flags = marshaller.pack_call(args, kwargs, eager_limit, moved, closed=closed, direct=True)
+            payload, parts, flags = marshaller.pack_call(
+                args, kwargs, eager_limit, moved, closed=closed, direct=True, spec=spec
+            )
         except FailedArgumentError as error:
             call.fail(bare(error.failure, None))
             return call

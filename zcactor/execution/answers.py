@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.errors import ConnectionLost, DeviceError, RemoteError
 from zcactor.exception_pickling import bare, cause_of, context_of, fields_of, text_of, type_name
 from zcactor.execution.failure import Failure, log_failure, pack_as_text
+from zcactor.marshal.explaining import name_result
 from zcactor.rpc.incoming import NO_ANSWER
 from zcactor.rpc.messages import Status
 
@@ -55,18 +56,23 @@ class Answers:
             more: another answer follows at once.
         """
         session = incoming.session
-        if value is NO_ANSWER:
-            session.incoming.pop(incoming.id, None)
-        elif incoming.forwards is not None and not incoming.cancelled and incoming.id in session.incoming:
-            pushed, payload, parts, flags = self._push(incoming, value)
-            if parts is None and not session.wire.respond(incoming.id, value, more, pushed):
-                payload, parts, flags = self._pack(value, session.connection.eager_limit)
-            if parts is not None:
-                session.respond(incoming, _OK, payload, parts, flags, more=more, pushed=pushed)
-        elif not session.wire.respond(incoming.id, value, more):
-            payload, parts, flags = self._pack(value, incoming.session.connection.eager_limit)
-            del value
-            session.respond(incoming, _OK, payload, parts, flags, more=more)
+        try:
+            if value is NO_ANSWER:
+                session.incoming.pop(incoming.id, None)
+            elif incoming.forwards is not None and not incoming.cancelled and incoming.id in session.incoming:
+                pushed, payload, parts, flags = self._push(incoming, value)
+                if parts is None and not session.wire.respond(incoming.id, value, more, pushed):
+                    payload, parts, flags = self._pack(value, session.connection.eager_limit)
+                if parts is not None:
+                    session.respond(incoming, _OK, payload, parts, flags, more=more, pushed=pushed)
+            elif not session.wire.respond(incoming.id, value, more):
+                payload, parts, flags = self._pack(value, incoming.session.connection.eager_limit)
+                del value
+                session.respond(incoming, _OK, payload, parts, flags, more=more)
+        except Exception as error:
+            if incoming.host is not None:
+                name_result(error, f"the result of {incoming.host.interface.methods[incoming.code].label}()")
+            raise
         self._sent()
 
     def status(self, incoming: Incoming, status: int) -> None:

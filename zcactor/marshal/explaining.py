@@ -42,7 +42,7 @@ from zcactor.marshal.values import registered
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["explain"]
+__all__ = ["explain", "name_result"]
 
 _DEPTH: Final = 32
 """Steps of a path, at most: every step pickles what is below it once more."""
@@ -50,6 +50,7 @@ _LOOKS: Final = 2 * _DEPTH
 """Parts that are looked into, at most: functions that name each other have as many ways through them as they like."""
 _KEY_LENGTH: Final = 50
 """Characters of a key in a path."""
+_REFUSED: Final = " cannot be sent: "
 _PLAIN = (TypeError, pickle.PicklingError, AttributeError, RecursionError, ValueError)
 """Types of errors that pickle raises itself."""
 _LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "pyarrow", "cupy", "numba"})
@@ -82,6 +83,18 @@ def explain(error: BaseException, values: list[tuple[str, Any]]) -> None:
         del found  # its traceback leads to this frame, and to the values
 
 
+def name_result(error: BaseException, what: str) -> None:
+    """Say which value it is that cannot be sent, where `explain` has raised `error` for one called ``value``.
+
+    Args:
+        error: any error of packing the value.
+        what: the method that has made the value, and how.
+    """
+    text = text_of(error)
+    if is_any(type(error), _PLAIN) and text.startswith("value") and _REFUSED in text:
+        error.args = (f"{what}: {text}",)
+
+
 def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseException | None:
     if not issubclass(type(error), Exception) or issubclass(type(error), ZcactorError):
         return None
@@ -93,7 +106,7 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
         if type(reason) is not type(error) or text_of(reason) != text_of(error):
             return None
         why = f"it is of type {type_name(type(value))} ({text_of(reason)})"
-        told = f"{path} cannot be sent: {why}; {_advice(value, holder)}"
+        told = f"{path}{_REFUSED}{why}; {_advice(value, holder)}"
         if is_any(type(error), _PLAIN):
             bare(error, None)  # it becomes the context, and its frames would keep the values
             return type(error)(told)

@@ -30,6 +30,7 @@ from zcactor.rpc.parts import Part
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from zcactor.interface import MethodSpec
     from zcactor.objectstore.checking import Checker
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Store
@@ -107,6 +108,7 @@ class Marshaller:
         closed: list[Any] | None = None,
         direct: bool = False,
         payload_limit: int = 0,
+        spec: MethodSpec | None = None,
         first: int = 1,
     ) -> PackedMessage:
         """Pack the arguments of a call, in order. With keyword arguments the last element is their mapping.
@@ -121,6 +123,7 @@ class Marshaller:
             direct: the message goes straight to the process that runs the method.
             payload_limit: bytes of a payload that goes into no object of its own, as it is to be a value in another
                 message; 0 takes the eager limit.
+            spec: the method, for messages; None where they need not name it.
             first: number of the first argument in messages; 0 for a class, which its arguments follow.
 
         Raises:
@@ -145,12 +148,7 @@ class Marshaller:
             packed = self._finish(packing, encodable, _KWARGS if kwargs else 0, payload_limit)
         except BaseException as error:
             reopen(packing.closed)
-            named = [
-                (f"argument {number}" if number else type_name(args[0]), value)
-                for number, value in enumerate(args, first)
-            ]
-            named += [(f"argument {name}", value) for name, value in kwargs.items()]
-            explain(error, named)
+            explain(error, _named(args, kwargs, spec, first))
             raise
         if packing.moved and moved is not None:
             moved.extend(move.array for move in packing.moved)
@@ -253,3 +251,15 @@ class Marshaller:
             unpacking.foreign = None
             unpacking.handed_over = ()
             idle.append(unpacking)
+
+
+def _named(
+    args: tuple[Any, ...], kwargs: MappingABC[str, Any], spec: MethodSpec | None, first: int
+) -> list[tuple[str, Any]]:
+    """The arguments of a call with their names in messages; see `Marshaller.pack_call`."""
+    called = f"{spec.label}(): " if spec is not None else ""
+    named = []
+    for number, value in enumerate(args, first):
+        name = spec.argument(number) if spec is not None else str(number)
+        named.append((f"{called}argument {name}" if number else type_name(args[0]), value))
+    return named + [(f"{called}argument {name}", value) for name, value in kwargs.items()]
