@@ -57,7 +57,7 @@ _LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "pyarrow", "cupy", "num
 """Libraries with arrays of their own."""
 _BY_PROCESS = (
     type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore,
-    threading.Barrier, threading.Thread, threading.local, contextvars.ContextVar, *io.IOBase.__bases__,
+    threading.Barrier, threading.Thread, threading.local, contextvars.ContextVar,
 )  # fmt: skip
 _GLOBAL: Final = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 """Operations by which a function names a global: those by which cloudpickle finds what travels with it."""
@@ -105,7 +105,8 @@ def _explained(error: BaseException, values: list[tuple[str, Any]]) -> BaseExcep
         path, value, reason, holder = _followed(_Step(path, value, reason, ""))
         if type(reason) is not type(error) or text_of(reason) != text_of(error):
             return None
-        why = f"it is of type {type_name(type(value))} ({text_of(reason)})"
+        kind = "an open file" if _is_file(type(value)) else "of type"
+        why = f"it is {kind} {type_name(type(value))} ({text_of(reason)})"
         told = f"{path}{_REFUSED}{why}; {_advice(value, holder)}"
         if is_any(type(error), _PLAIN):
             bare(error, None)  # it becomes the context, and its frames would keep the values
@@ -202,6 +203,10 @@ def _prober_class() -> type[Any]:
     return Prober
 
 
+def _is_file(cls: type) -> bool:
+    return any(is_any(base, io.IOBase.__bases__) for base in mro_of(cls))
+
+
 def _is_code(value: Any) -> bool:
     return type(value) is FunctionType or issubclass(type(value), type)
 
@@ -223,6 +228,8 @@ def _advice(value: Any, holder: str) -> str:
         return (
             f"{holder} travels by value, with all that it names, because others cannot import it: put it into a module"
         )
+    if _is_file(cls):
+        return "open it in the process that uses it, and pass its path"
     if any(is_any(base, _BY_PROCESS) for base in mro_of(cls)):
         return "it belongs to this process: make one in the process that uses it"
     return "pass the data that it consists of, or let its class say how it is pickled, by __reduce__"

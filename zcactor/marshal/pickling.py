@@ -435,6 +435,8 @@ def pickler_class() -> type[Any]:
                 return _unpack, (entry[0], entry[1](self.packing, value))
             if issubclass(cls, np.ndarray):
                 return _reduce_subclass(self.packing, value, cls)
+            if cls is io.TextIOWrapper and value is not sys.stdout and value is not sys.stderr:
+                raise TypeError(f"cannot pickle {cls.__name__!r} object")  # cloudpickle would send its contents
             return _reduce_foreign(self.packing, value, module_name(cls))  # cloudpickle overrides no more than above
 
     return Pickler
