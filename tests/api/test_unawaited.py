@@ -181,6 +181,15 @@ async def test_a_spawn_is_a_coroutine_for_asyncio() -> None:
         await closed
 
 
+async def test_a_method_that_returns_a_spawn_without_awaiting_it() -> None:
+    class Making:
+        def make(self) -> Any:
+            return Plain.spawn()
+
+    made = await (await zc.spawn(Making)).make()
+    assert await made.echo(3) == 3
+
+
 async def test_init_that_is_not_awaited() -> None:
     with pytest.warns(RuntimeWarning, match="zc.init.. has started nothing yet: write 'async with zc.init") as told:
         zc.init()

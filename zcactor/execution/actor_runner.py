@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import CoroutineType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.api.actor import Spawning
 from zcactor.api.future import ObjectRef
 from zcactor.api.passing import Awaited, FailedArgumentError, Unresolved
 from zcactor.errors import ProtocolError
@@ -412,6 +413,9 @@ class ActorRunner:
                 if incoming.forwards is None
                 else self._push_plain(incoming, result, more)
             ):
+                if type(result) is Spawning:  # as above; this look is no work for a result of the native part's
+                    self.process.loop.call_soon_threadsafe(self._adopt_coroutine, incoming, result)
+                    return
                 self._answers.value(incoming, result, more=more)
             elif self.stopping:  # after the answer, because the loop may have set it meanwhile
                 self._answered()
