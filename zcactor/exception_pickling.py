@@ -7,6 +7,7 @@ exception is therefore taken by the descriptors of `BaseException` and ``type``,
 from __future__ import annotations
 
 import copyreg
+from opcode import opmap
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ __all__ = [
     "fields_of",
     "fill",
     "has_own_reduction",
+    "hides",
     "is_any",
     "made_of",
     "make",
@@ -59,6 +61,23 @@ _ROOTS = (BaseException, Exception, BaseExceptionGroup, object)
 def class_name(cls: type) -> str:
     """The qualified name of a class within its module."""
     return str.__str__(_qualname(cls))
+
+
+def hides(caught: Any) -> bool:
+    """Whether an exception was raised by a ``raise`` and not by a failing operation, so that only its text matters and
+    not the frames that lead to it. As ``__tracebackhide__`` of a module this hides the module's frames in pytest.
+
+    Args:
+        caught: the exception, or pytest's information about one.
+    """
+    error = caught if issubclass(type(caught), BaseException) else caught.value
+    trace = traceback_of(error)
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or issubclass(type(error), AssertionError):
+        return False
+    last: int = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return last == opmap["RAISE_VARARGS"]
 
 
 def module_name(cls: type) -> str:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from zcactor.errors import ProtocolError
+from zcactor.exception_pickling import hides
 from zcactor.native import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+__tracebackhide__ = hides
 __all__ = ["Interface", "MethodKind", "MethodSpec", "constructor_of", "method_options", "shown"]
 
 R = TypeVar("R")

@@ -10,7 +10,9 @@ from typing import Any, Final, Literal, TypedDict
 import msgspec
 
 from zcactor.errors import ProtocolError
+from zcactor.exception_pickling import hides
 
+__tracebackhide__ = hides
 __all__ = [
     "ActorDeclaration",
     "ActorSpec",

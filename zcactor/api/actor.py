@@ -16,6 +16,7 @@ from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.api.unawaited import Unawaited, missing
 from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError, remote_of
+from zcactor.exception_pickling import hides
 from zcactor.ids import for_spawn
 from zcactor.interface import MARK, Interface, constructor_of, shown
 from zcactor.logs import logger
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
 
+__tracebackhide__ = hides
 __all__ = [
     "Actor",
     "ActorClass",

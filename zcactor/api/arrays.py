@@ -9,7 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, overload
 
 from zcactor.api.gpus import empty_on
-from zcactor.exception_pickling import module_name
+from zcactor.exception_pickling import hides, module_name
 from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import base_of, byte_bounds, innermost, is_shareable, plain_of, root_of
 from zcactor.marshal.foreign import known_over
@@ -23,6 +23,7 @@ from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 from zcactor.process.context import current, current_or_none
 
+__tracebackhide__ = hides
 __all__ = ["asarray", "empty", "freeze", "full", "in_store", "numpy_allocator", "ones", "zeros"]
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from zcactor.api.unawaited import Unawaited
 from zcactor.errors import ActorDied, ProtocolError
-from zcactor.exception_pickling import bare
+from zcactor.exception_pickling import bare, hides
 from zcactor.lazy_numpy import np
 from zcactor.marshal.packed import shared
 from zcactor.native import hot
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from zcactor.rpc.parts import Part
 
+__tracebackhide__ = hides
 __all__ = ["ObjectRef", "cancel_call", "failure_of", "needed", "packed_result", "put", "result_of", "value_of"]
 
 _DONE = CallState.DONE
@@ -244,8 +245,11 @@ def _outcome(call: Call) -> Generator[Any, None, Any]:
             raise
     try:
         return value_of(call)
+    except BaseException:
+        __tracebackhide__ = True  # for IPython, which looks at variables
+        raise
     finally:
-        del call  # see `value_of`
+        call = None  # type: ignore[assignment]  # see `value_of`; IPython shows arguments, and needs the name
 
 
 _WAIT_FOR: Final = asyncio.wait_for.__code__
@@ -326,11 +330,12 @@ def value_of(call: Call) -> Any:
         _close(call)
     error = call.error
     if error is not None:
+        __tracebackhide__ = True
         error = bare(error, None)
         try:
             raise error
         finally:
-            del call, error
+            call = error = None  # type: ignore[assignment]
     return call.value
 
 

@@ -11,6 +11,7 @@ from zcactor.api.remote_actor import RemoteActor
 from zcactor.api.remote_method import RemoteMethod
 from zcactor.api.stream import RemoteStream
 from zcactor.errors import ProtocolError
+from zcactor.exception_pickling import hides
 from zcactor.interface import Interface, MethodKind
 from zcactor.marshal.values import Code, decode_small, register
 from zcactor.objectstore.ref import RegionKind
@@ -20,6 +21,7 @@ from zcactor.rpc.parts import Part
 if TYPE_CHECKING:
     from zcactor.rpc.parts import Granting
 
+__tracebackhide__ = hides
 __all__ = ["ActorHandle", "ActorHold", "describe"]
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -11,6 +11,7 @@ from zcactor.api.device_paths import DevicePath, device_path
 from zcactor.api.handle import ActorHandle
 from zcactor.config import TRANSPORTS
 from zcactor.errors import DeadlineExceeded
+from zcactor.exception_pickling import hides
 from zcactor.observe.stats import Stats, StatsService
 from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from zcactor.rpc.session import Session
 
+__tracebackhide__ = hides
 __all__ = [
     "ActorInfo",
     "NodeInfo",

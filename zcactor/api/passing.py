@@ -8,6 +8,7 @@ from msgspec.msgpack import Ext
 
 from zcactor.api.future import ObjectRef, packed_result, value_of
 from zcactor.errors import ProtocolError
+from zcactor.exception_pickling import hides
 from zcactor.marshal.packed import Packed, pack_resolved
 from zcactor.marshal.values import SCALARS, Code, arguments, decode_small, encode, register, unpackers
 from zcactor.objectstore.ref import RegionKind
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.call import Call
     from zcactor.rpc.incoming import Incoming
 
+__tracebackhide__ = hides
 __all__ = [
     "ArgumentRef", "Awaited", "BorrowedRef", "FailedArgumentError", "OwnRef", "RefHolder", "Unresolved", "has_scalar",
     "known_here", "passed_value",

@@ -23,7 +23,7 @@ from zcactor.errors import (
     OutOfMemory,
     ZcactorError,
 )
-from zcactor.exception_pickling import bare
+from zcactor.exception_pickling import bare, hides
 from zcactor.interface import Interface, MethodSpec, shown
 from zcactor.marshal.move import restore
 from zcactor.marshal.sharing import reopen
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
 
+__tracebackhide__ = hides
 __all__ = ["RemoteActor"]
 
 _Unsent = tuple[Call, int, int, int, bytes, Sequence[Part]]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.api.binding import GraphNode, bind
 from zcactor.api.future import ObjectRef
+from zcactor.exception_pickling import hides
 from zcactor.options import check_options
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from zcactor.api.remote_actor import RemoteActor
     from zcactor.interface import MethodSpec
 
+__tracebackhide__ = hides
 __all__ = ["RemoteMethod"]
 
 _new_ref, _new_call = ObjectRef.__new__, Call.__new__

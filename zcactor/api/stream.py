@@ -8,8 +8,10 @@ from typing import Any, Generic, NoReturn, TypeVar
 from zcactor.api.future import cancel_call
 from zcactor.api.remote_method import RemoteMethod
 from zcactor.api.unawaited import Unawaited, refuse
+from zcactor.exception_pickling import hides
 from zcactor.rpc.stream import Stream
 
+__tracebackhide__ = hides
 __all__ = ["ObjectStream", "RemoteStream"]
 
 T_co = TypeVar("T_co", covariant=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from zcactor.exception_pickling import hides
+
+__tracebackhide__ = hides
 __all__ = ["Unawaited", "missing", "refuse"]
 
 _BINARY = (

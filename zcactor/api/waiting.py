@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.api.future import ObjectRef, needed, value_of
+from zcactor.exception_pickling import hides
 from zcactor.options import checked_seconds
 from zcactor.process.context import current
 from zcactor.rpc.messages import Status
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from zcactor.rpc.call import Call
 
+__tracebackhide__ = hides
 __all__ = ["get", "wait"]
 
 T = TypeVar("T")

@@ -32,6 +32,7 @@ from zcactor.driver.finding import check_reachable, find_head
 from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
+from zcactor.exception_pickling import hides
 from zcactor.folders import working_directory
 from zcactor.logs import logger
 from zcactor.machine import check_calls, usable_cpus
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
     from zcactor.objectstore.checking import Checker
 
+__tracebackhide__ = hides
 __all__ = ["HANG_AFTER", "HEARTBEAT", "adopt", "check_free", "init", "resources_of", "shutdown"]
 
 HEARTBEAT, HANG_AFTER = 1.0, 10.0

@@ -24,6 +24,7 @@ from zcactor.exception_pickling import (
     bare,
     class_name,
     fields_of,
+    hides,
     is_any,
     module_name,
     mro_of,
@@ -42,6 +43,7 @@ from zcactor.marshal.values import registered
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__tracebackhide__ = hides
 __all__ = ["explain", "name_result"]
 
 _DEPTH: Final = 32

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.exception_pickling import type_name
+from zcactor.exception_pickling import hides, type_name
 from zcactor.lazy_numpy import np
 from zcactor.marshal import spilling
 from zcactor.marshal.explaining import explain
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
+__tracebackhide__ = hides
 __all__ = ["Marshaller"]
 
 PackedMessage = tuple[bytes, Sequence[Part], int]

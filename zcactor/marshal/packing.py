@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from zcactor.exception_pickling import hides
 from zcactor.lazy_numpy import np
 from zcactor.marshal import pickling
 from zcactor.marshal.arrays import (
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
+__tracebackhide__ = hides
 __all__ = ["CheckedPacking", "Packing"]
 
 Ext = msgspec.msgpack.Ext

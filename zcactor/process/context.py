@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, overload
 
 from zcactor.errors import ForkedProcess, NotInitialized
+from zcactor.exception_pickling import hides
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.transport.bytes import Commit, Flow
 
+__tracebackhide__ = hides
 __all__ = [
     "Asking",
     "LocalProcess",
