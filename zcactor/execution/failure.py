@@ -19,6 +19,7 @@ from zcactor.marshal import pickling
 from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register
 from zcactor.process.context import current_or_none
 from zcactor.process.place import Place
+from zcactor.process.uncaught import note_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,6 +218,7 @@ def unpack_failure(unpacking: Unpacking, data: memoryview) -> RemoteError:
             found = _own(stream, buffers) if type(stream) is str else pickling.loads(unpacking, stream, buffers)
             if not issubclass(type(found), BaseException):
                 raise TypeError(f"it became a {type_name(type(found))}")
+            note_read_only(found)
             original = found
         except BaseException as error:  # a foreign constructor may raise anything
             named["remote_traceback"] += (

@@ -12,15 +12,18 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor import signals
+from zcactor.exception_pickling import hides
 from zcactor.interface import shown
 from zcactor.machine import CallMissing, check_calls
 from zcactor.process import context
+from zcactor.process.uncaught import present
 from zcactor.standard import open_standard
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from types import FrameType
 
+__tracebackhide__ = hides
 __all__ = ["fine_time", "loop_name", "new_event_loop", "run"]
 
 T = TypeVar("T")
@@ -73,6 +76,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     Returns:
         The result of `main`.
 
+    The traceback of an error has the program's own frames, without those of zcactor that lead to an error which zcactor
+    raises itself; ``python -X dev`` keeps them all. Usual mistakes get a note.
+
     Raises:
         TypeError: `main` is no coroutine, but the function that makes it, say.
         RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly), or the
@@ -96,6 +102,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         main.close()
         raise
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    try:
+        return _run(main, name, ours=ours)
+    except BaseException as error:
+        present(error)
+        raise
+
+
+def _run(main: Coroutine[Any, Any, T], name: str, *, ours: bool) -> T:
     if not ours:
         with asyncio.Runner(loop_factory=lambda: new_event_loop(name)) as runner:
             return runner.run(main)
