@@ -12,14 +12,14 @@ from msgspec.msgpack import Ext
 
 from zcactor import errors
 from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error, remote_of
-from zcactor.exception_pickling import text_of, traceback_of, type_name
+from zcactor.exception_pickling import text_of, type_name
 from zcactor.interface import shown
 from zcactor.logs import logger
 from zcactor.marshal import pickling
 from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register
 from zcactor.process.context import current_or_none
 from zcactor.process.place import Place
-from zcactor.process.uncaught import note_read_only
+from zcactor.process.uncaught import between, note_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,10 +114,8 @@ def _dumps(packing: Packing, error: BaseException) -> Any:
 
 
 def traced(error: BaseException) -> str:
-    """The printed traceback of any exception: it begins where the user's code does."""
-    cls, trace = type(error), traceback_of(error)
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
-        trace = trace.tb_next
+    """The printed traceback of any exception: it begins and ends where the user's code does."""
+    cls, trace = type(error), between(error, _OWN_FRAMES)
     try:
         lines = "".join(_formatted(cls, error, trace))
     except BaseException as broken:  # a foreign __getattr__, for `traceback` asks for notes and causes

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.exception_pickling import class_name, fields_of, hides, mro_of, namespace_of, text_of, traceback_of
@@ -15,9 +16,9 @@ from zcactor.interface import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
 
-__all__ = ["note_read_only", "present"]
+__all__ = ["between", "note_read_only", "present"]
 
 _OTHERS: Final = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", "uvloop")
 """Beginnings of the names of files that are not the program's: those of this package and of the event loops."""
@@ -39,7 +40,9 @@ def present(error: BaseException) -> None:
     """
     if sys.flags.dev_mode:
         return
-    _cut(error)
+    trace = between(error, _OTHERS)
+    if trace is not None:
+        error.with_traceback(trace)
     note = _note(error)
     if note:
         error.add_note(note)
@@ -56,23 +59,31 @@ def note_read_only(error: BaseException) -> None:
             notes.append(_REMEDY)
 
 
+def between(error: BaseException, before: tuple[str, ...]) -> TracebackType | None:
+    """The traceback of an error without the frames at its two ends that nobody looks for; None where none is left.
+
+    Args:
+        error: the error, which keeps its traceback.
+        before: beginnings of the names of files whose frames the traceback does not begin with. It does not end with
+            those of this package and of event loops, where `hides` is true of the error.
+    """
+    entries = _entries(error)
+    while entries and entries[0].tb_frame.f_code.co_filename.startswith(before):
+        entries.pop(0)
+    while entries and hides(error) and entries[-1].tb_frame.f_code.co_filename.startswith(_OTHERS):
+        entries.pop()
+    trace = None
+    for entry in reversed(entries):
+        trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return trace
+
+
 def _entries(error: BaseException) -> list[TracebackType]:
     entries, trace = [], traceback_of(error)
     while trace is not None:
         entries.append(trace)
         trace = trace.tb_next
     return entries
-
-
-def _cut(error: BaseException) -> None:
-    entries = _entries(error)
-    names = [entry.tb_frame.f_code.co_filename for entry in entries]
-    own = [place for place, name in enumerate(names) if not name.startswith(_OTHERS)]
-    if not own:
-        return
-    if hides(error):
-        entries[own[-1]].tb_next = None
-    error.with_traceback(entries[own[0]])
 
 
 def _note(error: BaseException) -> str:
