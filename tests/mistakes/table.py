@@ -264,6 +264,13 @@ MISTAKES = [
         "TypeError: handles travel inside calls, puts and results; *",
     ),
     # ------------------------------------------------------------ failures of actors
+    inside(
+        "breakpoint_in_an_actor",
+        "await a.stop_here()",
+        "*breakpoint() at breakpoint_in_an_actor.py:* did not stop, as an actor has no terminal: *",
+        "*",
+        lines=1,
+    ),
     inside("method_raises", "await a.boom()", "ValueError: bad thing"),
     inside("generator_raises", "async for x in a.gen():\n    pass", "RuntimeError: camera unplugged"),
     Mistake(

@@ -313,11 +313,23 @@ def become_worker(setup: dict[str, Any]) -> float:
             "the actor starts see it; for the actor itself set it where zc.init or zcactor start is called",
             ", ".join(too_early),
         )
+    if not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = _pass_breakpoint
     watch_forks()
     loop = new_event_loop(setup["loop"])
     asyncio.set_event_loop(loop)
     watch_tasks(loop)
     return _run(loop, loop.create_task(_work(loop, setup)))
+
+
+def _pass_breakpoint(*_: object, **__: object) -> None:
+    """Go on at a ``breakpoint()``, and log how to stop there: pdb would read the end of a file, and raise BdbQuit."""
+    frame = sys._getframe(1)
+    logger.warning(
+        "breakpoint() at %s:%d did not stop, as an actor has no terminal: install remote-pdb, give the actor "
+        "env={'PYTHONBREAKPOINT': 'remote_pdb.set_trace'}, and connect to the port that it prints",
+        os.path.basename(frame.f_code.co_filename), frame.f_lineno,
+    )  # fmt: skip
 
 
 def _run(loop: asyncio.AbstractEventLoop, work: asyncio.Task[float]) -> float:
