@@ -11,6 +11,7 @@ import sys
 from enum import IntEnum
 from functools import lru_cache, partialmethod, singledispatchmethod
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -116,17 +117,22 @@ class MethodSpec:
         """
         if not kwargs and self.low <= len(args) <= self.high:
             return
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.label}(): {error}") from None
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters without ``self``. A default that callers do not know is ``...``."""
         if self._signature is None:
             self._signature = inspect.Signature(
                 [
-                    inspect.Parameter(name, _KINDS[kind], default=None if default else inspect.Parameter.empty)
+                    inspect.Parameter(name, _KINDS[kind], default=... if default else inspect.Parameter.empty)
                     for name, kind, default in self.parameters
                 ]
             )
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self.label}(): {error}") from None
+        return self._signature
 
     def argument(self, number: int) -> str:
         """The name of a positional argument, the first of which has the number 1; the number for one of many."""
@@ -290,6 +296,17 @@ class Interface:
             name=known.name,
         )
 
+    @classmethod
+    def declare(cls, actor_class: type) -> bytes:
+        """The encoded interface of a class, which `class_of` then finds in this process."""
+        wire = cls.of(actor_class).wire()
+        _declared[wire] = actor_class
+        return wire
+
+    def class_of(self) -> type | None:
+        """The class with this interface that was declared last in this process; None where it was in none."""
+        return _declared.get(self.wire())
+
     def wire(self) -> bytes:
         """The encoded form, which `from_wire` decodes. Versions of a class whose calls mean the same have the same."""
         if not self._wire:
@@ -320,6 +337,7 @@ class Interface:
             raise ProtocolError(f"an actor's interface is malformed: {error}") from error
 
 
+_declared: Final[WeakValueDictionary[bytes, type]] = WeakValueDictionary()
 _POSITIONAL: Final = (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD)
 _STARS: Final = {_VAR_POSITIONAL: "*", _VAR_KEYWORD: "**"}
 _LISTED: Final = 400

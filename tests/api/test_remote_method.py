@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 from typing import Any
 
 import pytest
@@ -169,3 +171,46 @@ async def test_values_that_cannot_travel() -> None:
     with pytest.raises(RuntimeError, match="over there"):
         await handle.exploding()
     assert await handle.take(1) == "taken"
+
+
+class Scaling:
+    def scale(self, x: float, factor: float = 2.0) -> float:
+        """Scale x.
+
+        By a factor."""
+        return x * factor
+
+    def items(self, n: int) -> Any:
+        yield from range(n)
+
+    @staticmethod
+    def plain(x: int) -> int:
+        """No self."""
+        return x
+
+
+async def test_a_method_has_the_signature_and_the_docstring_of_the_actors_own() -> None:
+    handle: Any = await zc.spawn(Scaling)
+    assert str(inspect.signature(handle.scale)) == "(x: 'float', factor: 'float' = 2.0) -> 'float'"
+    assert handle.scale.__doc__ == "Scale x.\n\nBy a factor." and handle.scale.__name__ == "scale"
+    assert str(inspect.signature(handle.items)) == "(n: 'int') -> 'Any'"
+    assert handle.items.__doc__.startswith("Scaling.items: a method of Scaling(")
+    assert (str(inspect.signature(handle.plain)), handle.plain.__doc__) == ("(x: 'int') -> 'int'", "No self.")
+    shown = pydoc.plain(pydoc.render_doc(handle.scale))
+    assert "scale(x, factor=...)" in shown and "Scale x." in shown
+    assert (inspect.getdoc(type(handle.scale)) or "").startswith("A method of a handle.")
+    assert list(inspect.signature(type(handle.items)).parameters) == ["actor", "spec", "options"]
+
+
+async def test_a_method_of_a_class_that_this_process_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle: Any = await zc.spawn(Scaling)
+    monkeypatch.setattr("zcactor.interface._declared", {})
+    assert str(inspect.signature(handle.scale)) == "(x, factor=Ellipsis)"
+    assert handle.scale.__doc__.startswith("Scaling.scale: a method of Scaling(")
+
+
+async def test_a_notebook_shows_handles_and_references() -> None:
+    handle: Any = await zc.spawn(Scaling)
+    assert "<td>scale(x, factor=...)</td>" in handle._repr_html_()
+    ref = zc.put(3)
+    assert ref._repr_html_() == "<code>&lt;ObjectRef put(int) 1 bytes&gt;</code> a promise: await it"

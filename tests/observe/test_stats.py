@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 
 import msgspec
 import pytest
@@ -29,3 +29,9 @@ def test_there_and_back() -> None:
 def test_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         SAMPLE.calls = 2  # type: ignore[misc]
+
+
+def test_a_notebook_shows_what_is_not_0() -> None:
+    shown = replace(SAMPLE, calls=1_234, leases=0)._repr_html_()
+    assert "<tr><td>calls</td><td>1,234</td></tr>" in shown and "leases</td>" not in shown.replace("device_leases", "")
+    assert "<tr><td>copies: b</td><td>2 of 20 bytes</td></tr>" in shown

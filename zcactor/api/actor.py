@@ -353,7 +353,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
         *process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, spec=constructor, first=0)
     )
     plain, kept = spec.plain(), recipe if within else None
-    made, interface = for_spawn(), Interface.of(cls).wire()
+    made, interface = for_spawn(), Interface.declare(cls)
     with _telling(process, name):
         handle, existed = await process.head.ask(HeadService.reserve, plain, name, interface, kept, *made, b"")
     if existed:

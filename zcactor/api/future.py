@@ -16,6 +16,7 @@ from zcactor.lazy_numpy import np
 from zcactor.marshal.packed import shared
 from zcactor.native import hot
 from zcactor.objectstore.ref import RegionKind
+from zcactor.observe.html import line
 from zcactor.options import checked_seconds
 from zcactor.process.context import current, current_or_none
 from zcactor.rpc.call import Call, CallState
@@ -182,6 +183,9 @@ class ObjectRef(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
         call.refs -= 1
         if call.refs == 0 and call.state is _DONE and not call.retrieved:
             _note_unretrieved(call)
+
+    def _repr_html_(self) -> str:
+        return line(repr(self), "a promise: await it")
 
     def __repr__(self) -> str:
         call = self._call

@@ -15,6 +15,7 @@ from zcactor.exception_pickling import hides
 from zcactor.interface import Interface, MethodKind
 from zcactor.marshal.values import Code, decode_small, register
 from zcactor.objectstore.ref import RegionKind
+from zcactor.observe.html import line, table
 from zcactor.process.context import current
 from zcactor.rpc.parts import Part
 
@@ -65,6 +66,10 @@ class ActorHandle:
 
     def __repr__(self) -> str:
         return f"<handle of {self._remote.label}>"
+
+    def _repr_html_(self) -> str:
+        methods = self._remote.interface.methods
+        return line(repr(self), "an actor") + table(("method",), [(spec.shown,) for spec in methods])
 
     def __copy__(self) -> ActorHandle:
         return self

@@ -12,6 +12,7 @@ from zcactor.api.handle import ActorHandle
 from zcactor.config import TRANSPORTS
 from zcactor.errors import DeadlineExceeded
 from zcactor.exception_pickling import hides
+from zcactor.observe.html import Listing
 from zcactor.observe.stats import Stats, StatsService
 from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
@@ -109,7 +110,7 @@ async def nodes() -> list[NodeInfo]:
         NotInitialized: no runtime is running.
         ConnectionLost: the node agent has ended.
     """
-    return [NodeInfo(**plain) for plain in await current().head.ask(HeadService.nodes)]
+    return Listing(NodeInfo(**plain) for plain in await current().head.ask(HeadService.nodes))
 
 
 async def actors() -> list[ActorInfo]:
@@ -119,7 +120,7 @@ async def actors() -> list[ActorInfo]:
         NotInitialized: no runtime is running.
         ConnectionLost: the node agent has ended.
     """
-    return [ActorInfo(**plain) for plain in await current().head.ask(HeadService.actors)]
+    return Listing(ActorInfo(**plain) for plain in await current().head.ask(HeadService.actors))
 
 
 async def cluster_resources() -> dict[str, float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from zcactor.api.binding import GraphNode, bind
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from zcactor.interface import MethodSpec
 
 __tracebackhide__ = hides
-__all__ = ["RemoteMethod"]
+__all__ = ["RemoteMethod", "document"]
 
 _new_ref, _new_call = ObjectRef.__new__, Call.__new__
 
@@ -134,4 +137,49 @@ class RemoteMethod:
         return hash((self._actor.actor_id, self._spec.name))
 
     def __repr__(self) -> str:
-        return f"<remote method {self._spec.label} of {self._actor.label}>"
+        return f"<remote method {self._spec.shown} of {self._actor.label}>"
+
+
+class _Doc:
+    """The docstring of `RemoteMethod`, and of each method the actor's own."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = text
+
+    def __get__(self, method: RemoteMethod | None, _: type) -> str | None:
+        if method is None:
+            return self._text
+        return inspect.getdoc(_function(method)) or f"{method._spec.label}: a method of {method._actor.label}."
+
+
+class _Signature:
+    """The signature of each method, with the types and defaults of the actor's class where this process knows it."""
+
+    def __get__(self, method: RemoteMethod | None, _: type) -> inspect.Signature:
+        if method is None:
+            raise AttributeError("__signature__")  # the class's own is that of its constructor
+        function = _function(method)
+        if function is not None:
+            with contextlib.suppress(TypeError, ValueError):  # a callable without a signature
+                return inspect.signature(function)
+        return method._spec.signature
+
+
+def _function(method: RemoteMethod) -> Any:
+    """The method of the actor's class, without ``self``; None where this process does not know the class."""
+    cls = method._actor.interface.class_of()
+    if cls is None:
+        return None
+    function = inspect.getattr_static(cls, method._spec.name, None)
+    if isinstance(function, FunctionType):
+        return MethodType(function, cls)  # any object, as only ``self`` is to be left out
+    return getattr(cls, method._spec.name, None)
+
+
+def document(cls: type[RemoteMethod]) -> None:
+    """Give the instances of a class of methods the docstring and the signature of the actor's own methods."""
+    cls.__doc__ = _Doc(cls.__doc__)  # type: ignore[assignment]
+    setattr(cls, "__signature__", _Signature())  # noqa: B010
+
+
+document(RemoteMethod)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Generic, NoReturn, TypeVar
 
 from zcactor.api.future import cancel_call
-from zcactor.api.remote_method import RemoteMethod
+from zcactor.api.remote_method import RemoteMethod, document
 from zcactor.api.unawaited import Unawaited, refuse
 from zcactor.exception_pickling import hides
 from zcactor.rpc.stream import Stream
@@ -90,3 +90,6 @@ class RemoteStream(RemoteMethod):
         raise TypeError(
             f"{self._spec.label}.bind(): a generator method has many results, and a node of a graph has one"
         )
+
+
+document(RemoteStream)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.objectstore.copies import CopyCount
+from zcactor.observe.html import table
 from zcactor.rpc.services import remote
 
 if TYPE_CHECKING:
@@ -79,6 +80,15 @@ class Stats:
     device_syncs: int
     """Number of times that a thread waited for a GPU so that order holds, because other processes cannot wait for its
     events."""
+
+    def _repr_html_(self) -> str:
+        """The statistics that are not 0, for notebooks."""
+        copied = {f"copies: {reason}": f"{c.count:,} of {c.nbytes:,} bytes" for reason, c in self.copies.items()}
+        counted = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "copies"}
+        return table(
+            ("statistic", "value"),
+            [*((name, f"{count:,}") for name, count in counted.items() if count), *copied.items()],
+        )
 
     def plain(self) -> dict[str, Any]:
         """Convert the statistics to plain values, for the wire."""
