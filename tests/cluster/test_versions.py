@@ -16,8 +16,10 @@ from zcactor.transport.stream import handshake
 assert handshake.PROTOCOL_VERSION == version.PROTOCOL_VERSION
 
 class Later:
-    @remote(250)
+    @remote(127)
     async def later(self) -> int: ...
+    @remote(250)
+    def told(self, what) -> None: ...
 
 @zc.actor
 class Sums:
@@ -39,11 +41,13 @@ async def main():
         process = current()
         for peer in (process.sessions.head, one._remote.location[0]):
             session = await process.connections.connect(peer)
+            process.requests.send(session, Later.told, ("a message",))
+            process.requests.send(session, Later.told, ({"key": [1]},))
             try:
                 await process.requests.ask_of(session, Later.later)
             except zc.ProtocolError as error:
                 text = str(error)
-                assert "answers no service method 250" in text and "another version of zcactor" in text, text
+                assert "answers no service method 127" in text and "another version of zcactor" in text, text
             assert await process.requests.ask(session, Services.ping)
         tell(served=True)
 asyncio.run(main())

@@ -596,10 +596,11 @@ async def test_an_owner_that_names_other_memory(monkeypatch: pytest.MonkeyPatch,
         x, _ = on_gpu(caller)
         await _call(actor, "keep", x)
 
-        async def keys(session: Any, object_id: int, offset: int, nbytes: int) -> Any:
+        async def keys(object_id: int, offset: int, nbytes: int) -> Any:
             return ANSWERS[answer](offset, nbytes)
 
         monkeypatch.setattr(direct(caller), "keys", keys)
+        caller.serve(direct(caller))
         before = pair.fabric.statistics().bytes_read
         y, _ = on_gpu(caller)
         with pytest.raises(ObjectLost, match="the array does not lie there"):
@@ -618,11 +619,12 @@ async def test_a_key_that_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
         await _call(actor, "keep", x)
         made = direct(caller).keys
 
-        async def keys(session: Any, *what: int) -> Any:
-            found: Any = await made(session, *what)
+        async def keys(*what: int) -> Any:
+            found: Any = await made(*what)
             return (*found[:3], found[3] ^ 0xFF, found[4])
 
         monkeypatch.setattr(direct(caller), "keys", keys)
+        caller.serve(direct(caller))
         y, values = on_gpu(caller)
         await _call(actor, "keep", y)
         assert np.array_equal(values_of(pair.keeper.kept), values)
@@ -639,12 +641,13 @@ async def test_a_seal_that_is_not_the_objects(monkeypatch: pytest.MonkeyPatch) -
         (session,) = caller.sessions.all()
         made, seals = direct(caller).keys, session.connection._engine.seals
 
-        async def keys(of: Any, object_id: int, *what: int) -> Any:
-            found = await made(of, object_id, *what)
+        async def keys(object_id: int, *what: int) -> Any:
+            found = await made(object_id, *what)
             seals.clear(object_id)
             return found
 
         monkeypatch.setattr(direct(caller), "keys", keys)
+        caller.serve(direct(caller))
         y, values = on_gpu(caller)
         await _call(actor, "keep", y)
         assert np.array_equal(values_of(pair.keeper.kept), values)

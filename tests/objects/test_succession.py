@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import zcactor as zc
+from tests.callers import asked_by
 from zcactor.errors import ConnectionLost, RemoteError
 from zcactor.objects.promises import Promises
 from zcactor.objects.succession import Succession
@@ -54,7 +56,7 @@ async def test_each_lease_is_named_once_and_none_is_granted_afterwards(
     await peer.keep(refs)
     await process.succession.hand_over(1.0)
     assert [number for ids in told for number in ids if number] == sorted(ref._call.export_id for ref in refs)
-    assert process.succession.over
+    assert process.leases.over
     assert not process.promises.exports
 
 
@@ -114,7 +116,7 @@ async def test_a_peer_that_takes_too_long_does_not_keep_a_process_from_its_end(
         patch.setattr(Requests, "ask", never)
         async with asyncio.timeout(30.0):
             await process.succession.hand_over(0.1)
-    assert process.succession.over
+    assert process.leases.over
     assert "has not taken over in time what it had leased here" in caplog.text
     assert "this end has 0.1 s (shutdown_timeout)" in caplog.text
 
@@ -131,7 +133,9 @@ async def test_a_value_that_was_not_taken_over_in_time_says_so(
     with monkeypatch.context() as patch:
         patch.setattr(Promises, "ask", lambda *_: asked.set())
         place = owner._remote.session.peer_process
-        taking = asyncio.ensure_future(process.succession.take_over(place, {ref._call.holder.id}))
+        owned: Any = SimpleNamespace(peer_process=place)
+        work = asked_by(owned, process.succession.take_over([ref._call.holder.id]))
+        taking = asyncio.ensure_future(work)
         await asked.wait()
         taking.cancel()  # as the end of the connection does
         await asyncio.wait([taking])

@@ -4,6 +4,7 @@ the runtime, where the garbage collector has started."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import zcactor as zc
 from zcactor.process.context import current
+from zcactor.rpc.session import Session
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -121,3 +123,43 @@ async def test_a_call_that_waited_fails_with_the_connection() -> None:
             session.fail(zc.ConnectionLost("cut"))
         with pytest.raises(zc.ZcactorError):
             await call
+
+
+async def test_a_call_between_the_two_steps_that_open_a_connection() -> None:
+    """The queue was empty at the first step, and calls do not go by the route before the second one."""
+    async with asyncio.timeout(PATIENCE), zc.init(num_cpus=2, log_to_driver=False):
+        store: Any = await Store.spawn()
+        remote = store._remote
+        await store.note(1)
+        late: list[Any] = []
+
+        class Queue(deque[Any]):
+            def __bool__(self) -> bool:
+                filled = len(self) > 0
+                if not filled and not late:
+                    late.append(store.note(2))
+                return filled
+
+        session, index = remote.route
+        with remote._lock:
+            remote._unsent, remote.route, remote._opening = Queue(), None, True
+        assert remote._drain(session, index)
+        await zc.get(late)
+        assert await store.noted() == [1, 2]
+
+
+async def test_a_stream_is_known_before_its_call_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread than the loop's is overtaken by the first item."""
+    async with asyncio.timeout(PATIENCE), zc.init(num_cpus=2, log_to_driver=False):
+        store: Any = await Store.spawn()
+        await store.note(1)
+        sent, streams = Session.send_call, list[Any]()
+
+        def watched(self: Session, call: Any, *rest: Any) -> None:
+            streams.append(call.stream)
+            sent(self, call, *rest)
+
+        monkeypatch.setattr(Session, "send_call", watched)
+        stream = store.items(3)
+        monkeypatch.undo()
+        assert [item async for item in stream] == [0, 1, 2] and streams == [stream._stream]

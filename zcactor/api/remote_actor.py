@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zcactor.api.future import cancel_call
 from zcactor.api.passing import FailedArgumentError
 from zcactor.buggify import buggify
 from zcactor.errors import (
@@ -24,7 +25,7 @@ from zcactor.errors import (
     ZcactorError,
 )
 from zcactor.exception_pickling import bare, hides
-from zcactor.interface import Interface, MethodSpec, shown
+from zcactor.interface import Interface, MethodKind, MethodSpec, shown
 from zcactor.marshal.move import restore
 from zcactor.marshal.sharing import reopen
 from zcactor.process.cluster import WorkerService
@@ -32,6 +33,7 @@ from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.parts import Part
 from zcactor.rpc.services import Services
+from zcactor.rpc.stream import Stream
 
 if TYPE_CHECKING:
     from zcactor.ids import ActorId
@@ -45,6 +47,7 @@ _Unsent = tuple[Call, int, int, int, bytes, Sequence[Part]]
 _Returned = tuple[int, int, _Unsent]
 """A call that was sent and not run, with the numbers of its session and of the call there, in whose order it is sent
 again."""
+_STREAMS = (MethodKind.GENERATOR, MethodKind.ASYNC_GENERATOR)
 _CONNECT_ATTEMPTS = 5
 REACH = 6.0
 """Seconds for all attempts at one place: as long as an attempt that nobody answers takes, and a little more. An attempt
@@ -137,6 +140,8 @@ class RemoteActor:
         call = Call(process.process, process.loop, process.thread)
         call.label = spec.label
         call.retrieved = True  # until its reference exists: the call may fail before that, here or on the loop's thread
+        if spec.kind in _STREAMS:  # an item may come before this returns, where this is not the loop's thread
+            call.stream = Stream(call, process.marshaller.unpack, cancel_call)
         if self.death is not None:  # before its arguments are packed, which closes arrays
             call.target = self
             call.fail(ActorDied(self.label, self.death, False))
@@ -340,17 +345,21 @@ class RemoteActor:
             if self._returned:  # they were sent before those that wait
                 self._unsent.extendleft(unsent for *_, unsent in sorted(self._returned, key=_place, reverse=True))
                 self._returned = []
-            while self._unsent:
-                call, code, flags, timeout_ns, payload, parts = self._unsent[0]
-                if not call.done:
-                    try:
-                        session.send_call(call, index, code, flags, timeout_ns, payload, parts)
-                    except ConnectionLost:
-                        return False
-                    except Exception as error:  # an argument refers to a lost object, say: later calls go on
-                        call.fail(bare(error, None))
-                self._unsent.popleft()
-            self.route = (session, index)
+            while True:
+                while self._unsent:
+                    call, code, flags, timeout_ns, payload, parts = self._unsent[0]
+                    if not call.done:
+                        try:
+                            session.send_call(call, index, code, flags, timeout_ns, payload, parts)
+                        except ConnectionLost:
+                            return False
+                        except Exception as error:  # an argument refers to a lost object, say: later calls go on
+                            call.fail(bare(error, None))
+                    self._unsent.popleft()
+                self.route = (session, index)
+                if not self._unsent:
+                    break
+                self.route = None  # a finalizer has made a call between the two steps
             self._opening = self._unlocated = False
             self.connected.set()
             self.process.sessions.watch(session, self)

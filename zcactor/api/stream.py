@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Generic, NoReturn, TypeVar
 
-from zcactor.api.future import cancel_call
 from zcactor.api.remote_method import RemoteMethod, document
 from zcactor.api.unawaited import Unawaited, refuse
 from zcactor.exception_pickling import hides
-from zcactor.rpc.stream import Stream
 
 __tracebackhide__ = hides
 __all__ = ["ObjectStream", "RemoteStream"]
@@ -77,7 +75,6 @@ class RemoteStream(RemoteMethod):
         spec = self._spec
         spec.check(args, kwargs)
         call = self._actor.call(spec, args, kwargs, self._timeout, 0)
-        call.stream = Stream(call, self._actor.process.marshaller.unpack, cancel_call)
         call.retrieved = False
         return ObjectStream(call.stream)
 

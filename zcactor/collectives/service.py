@@ -50,7 +50,7 @@ class GroupService(ABC):
             ConnectionLost: the process of a member has ended.
         """
 
-    @remote(42, answers=False)
+    @remote(129)
     @abstractmethod
     def publish(
         self, key: bytes, to: int, source: int, seq: int, signature: str, failed: bool, data: Any, owner: bytes,
@@ -79,7 +79,7 @@ class GroupService(ABC):
             Whether the rank lives here, and has taken the lease.
         """
 
-    @remote(44, answers=False)
+    @remote(130)
     @abstractmethod
     def piece(self, key: bytes, to: int, source: int, seq: int, data: bytes) -> None:
         """Take a piece of an input that does not fit one frame."""
@@ -99,7 +99,7 @@ class GroupService(ABC):
             ProtocolError: there is no such rank or operation.
         """
 
-    @remote(47, answers=False)
+    @remote(131)
     @abstractmethod
     def take_gpu(self, key: bytes, to: int, source: int, attempt: int, uuid: str, reason: str, name: Any) -> None:
         """Take what rank `source` tells of itself before an exchange of arrays on GPUs.
@@ -111,23 +111,23 @@ class GroupService(ABC):
             name: from rank 0, the id of a communicator.
         """
 
-    @remote(48, answers=False)
+    @remote(132)
     @abstractmethod
     def report(self, key: bytes, to: int, source: int, seq: int, failure: Any) -> None:
         """Take the report of rank `source` that it is done with the memory of an operation. The failure is as
         `zcactor.collectives.member.Member.unpacked` takes it."""
 
-    @remote(49, answers=False)
+    @remote(133)
     @abstractmethod
     def broken(self, key: bytes, rank: int, actor: str, cause: str) -> None:
         """Take the news that a member is gone."""
 
-    @remote(50, answers=False)
+    @remote(134)
     @abstractmethod
     def superseded(self, name: bytes, epoch: int) -> None:
         """Break the epochs of a group before number `epoch`: the group was formed anew."""
 
-    @remote(51, answers=False)
+    @remote(135)
     @abstractmethod
     def forget(self, key: bytes) -> None:
         """Forget the members of a group that nobody can call any more. Idempotent."""

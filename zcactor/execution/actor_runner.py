@@ -27,7 +27,7 @@ from zcactor.process.context import call_deadline, current_host
 from zcactor.rpc.incoming import NO_ANSWER, Incoming
 from zcactor.rpc.leasing import collecting
 from zcactor.rpc.messages import Status
-from zcactor.rpc.services import SYSTEM_INDEX, current_call
+from zcactor.rpc.services import FIRST_SILENT, SYSTEM_INDEX, current_call
 from zcactor.rpc.session import Session
 
 if TYPE_CHECKING:
@@ -322,6 +322,9 @@ class ActorRunner:
             return
         code = incoming.code
         if code >= len(self._names) or not self._names[code]:
+            if self._is_system and code >= FIRST_SILENT:  # of a newer version: its sender expects no answer
+                incoming.session.incoming.pop(incoming.id, None)
+                return
             unknown: Exception = AttributeError(f"{self.label} has no method number {code}")
             if self._is_system:
                 unknown = ProtocolError(

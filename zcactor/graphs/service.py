@@ -53,7 +53,7 @@ class GraphService(ABC):
             Misplaced: the graph was given up, or another process is not reached.
         """
 
-    @remote(62, answers=False)
+    @remote(136)
     @abstractmethod
     def failed(self, key: bytes, number: int, run: int, packed: Packed) -> None:
         """Take the failure of a node in a run.
@@ -62,22 +62,22 @@ class GraphService(ABC):
             ProtocolError: this process takes no value of that node, or has got it.
         """
 
-    @remote(63, answers=False)
+    @remote(137)
     @abstractmethod
     def cancel(self, key: bytes, run: int) -> None:
         """Stop what runs for a run that nobody waits for."""
 
-    @remote(64, answers=False)
+    @remote(138)
     @abstractmethod
     def noted(self, key: bytes, number: int, nbytes: int) -> None:
         """Take note of the bytes of a node's value."""
 
-    @remote(65, answers=False)
+    @remote(139)
     @abstractmethod
     def broken(self, key: bytes, label: str, cause: str, died: bool) -> None:
         """Take the news that a graph has lost an actor, or messages."""
 
-    @remote(66, answers=False)
+    @remote(140)
     @abstractmethod
     def forget(self, key: bytes) -> None:
         """Forget a graph. Idempotent."""

@@ -285,7 +285,7 @@ class DeviceReach:
             if session is not None:
                 self._requests.send(session, DeviceReach.gone, (self._process, place))
 
-    @remote(16, answers=False)
+    @remote(128)
     def gone(self, owner: bytes, place: int) -> None:
         """Unmap an extent of another process's GPU memory that is no more."""
         if self._store.devices_in_use is not None:

@@ -301,12 +301,12 @@ class MembershipService(ABC):
 class OwnNodeService(ABC):
     """The requests of a worker to the agent of its node, which is that of the head on the head's own node."""
 
-    @remote(120)
+    @remote(114)
     @abstractmethod
     async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
         """Note that a worker has started and listens, at `address` for peers of other hosts."""
 
-    @remote(121)
+    @remote(115)
     @abstractmethod
     async def worker_broken(self, cause: str) -> None:
         """End the calling worker, a process of this node which asks for it because it cannot go on.
@@ -323,7 +323,7 @@ class NodeService(OwnNodeService):
     `epoch` is that of the head which orders something. A method with it raises `Deposed` where a later head is known.
     """
 
-    @remote(122)
+    @remote(116)
     @abstractmethod
     async def relay(self, number: int, args: list[Any]) -> Any:
         """Ask the head on behalf of a worker of this node.
@@ -336,7 +336,7 @@ class NodeService(OwnNodeService):
             ValueError: workers may not ask for that.
         """
 
-    @remote(123)
+    @remote(117)
     @abstractmethod
     async def hold_actor(self, object_id: int) -> int:
         """Lease an actor to a worker of this node. All workers share one lease of the agent at the head.
@@ -348,29 +348,29 @@ class NodeService(OwnNodeService):
             The id of the object that the worker has leased here; 0 where the actor is gone, or the head.
         """
 
-    @remote(124)
+    @remote(118)
     @abstractmethod
     async def run_over(self, epoch: int, status: int, text: str) -> None:
         """Note that the run to which this node belongs is over: the program's exit status, and a line for people."""
 
-    @remote(125)
+    @remote(119)
     @abstractmethod
     async def start_worker(
         self, epoch: int, worker: ProcessId, label: str, env: dict[str, str], driver: ProcessId, shared: bool
     ) -> None:
         """Start a worker with the process id `worker`, and report its start and its end."""
 
-    @remote(126)
+    @remote(120)
     @abstractmethod
     async def kill_worker(self, epoch: int, worker: ProcessId, cause: str | None) -> None:
         """Send SIGKILL to a worker and to all processes that it has started."""
 
-    @remote(127)
+    @remote(121)
     @abstractmethod
     async def serves(self, epoch: int) -> None:
         """Answer a head that asks whether this node serves it."""
 
-    @remote(128)
+    @remote(122)
     @abstractmethod
     async def hold_recipe(self, epoch: int, key: int, recipe: Packed) -> bool:
         """Hold the class and arguments of an actor for this head and later ones; see `zcactor.control.recipes`. Returns
@@ -380,22 +380,22 @@ class NodeService(OwnNodeService):
             ObjectLost, OutOfMemory: the arrays among them did not arrive.
         """
 
-    @remote(129)
+    @remote(123)
     @abstractmethod
     async def recipe(self, epoch: int, key: int) -> Packed | None:
         """The class and arguments of an actor; None where they are not held here."""
 
-    @remote(130)
+    @remote(124)
     @abstractmethod
     async def drop_recipe(self, epoch: int, key: int) -> None:
         """Hold the class and arguments of an actor no longer, which has ended or has other holders."""
 
-    @remote(131)
+    @remote(125)
     @abstractmethod
     async def keep_recipes(self, epoch: int, keys: list[int]) -> None:
         """Drop all but these: a new head knows of no others."""
 
-    @remote(132)
+    @remote(126)
     @abstractmethod
     async def end(self, epoch: int, grace: float, again: bool) -> None:
         """End every worker and then this node, which starts `again` if that is wanted. Returns before that."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = [
+    "FIRST_SILENT",
     "SYSTEM_INDEX",
     "Services",
     "caller",
@@ -40,6 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SYSTEM_INDEX: Final = 0
 """The index by which CALL frames name the services of a process."""
+FIRST_SILENT: Final = 128
+"""The methods from this number on give no answer. Those that a process does not have, a newer peer's, are ignored."""
 MAX_NUMBER: Final = 255
 """Greatest number of a remote method."""
 
@@ -47,7 +50,6 @@ current_call: ContextVar[Any] = ContextVar("zcactor_current_call", default=None)
 """The `zcactor.rpc.incoming.Incoming` that a remote method serves, if that is a coroutine."""
 _declared: dict[int, Callable[..., Any]] = {}
 _numbers: dict[object, int] = {}
-_silent: set[int] = set()
 
 
 def caller() -> Session:
@@ -60,13 +62,13 @@ def calling_process() -> ProcessId:
     return ProcessId(caller().peer_process)
 
 
-def remote(number: int, *, answers: bool = True) -> Callable[[F], F]:
+def remote(number: int) -> Callable[[F], F]:
     """Declare a method of a class as remote. A coroutine function runs as a task of the process's loop, and another
     function at once, on that loop.
 
     Args:
-        number: its number on the wire, at most `MAX_NUMBER`.
-        answers: whether callers get an answer; a method without returns None, and its errors can only be logged.
+        number: its number on the wire, at most `MAX_NUMBER`. A method from `FIRST_SILENT` on gives no answer: the result
+            is None, and its errors can only be logged.
 
     Raises:
         ValueError: another method has the number, or it is out of range.
@@ -79,8 +81,6 @@ def remote(number: int, *, answers: bool = True) -> Callable[[F], F]:
         if other.__qualname__ != function.__qualname__:  # else its module is loaded anew
             raise ValueError(f"{function.__qualname__} has number {number}, which {other.__qualname__} has")
         _numbers[function] = number
-        if not answers:
-            _silent.add(number)
         return function
 
     return declare
@@ -144,7 +144,7 @@ class Services:
         ]
         kind = MethodKind.ASYNC if inspect.iscoroutinefunction(function) else MethodKind.INLINE
         methods[number] = MethodSpec(number, "services", function.__qualname__, kind, [], {})
-        setattr(self, function.__qualname__, _silently(answer) if number in _silent else answer)
+        setattr(self, function.__qualname__, _silently(answer) if number >= FIRST_SILENT else answer)
 
 
 def _silently(take: Callable[..., object]) -> Callable[..., object]:

@@ -75,12 +75,14 @@ class TlsSocket(ssl.SSLSocket):
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # wrap_socket leaves `__init__` out
         made = super().__new__(cls, *args, **settings)
-        made._turn = threading.Lock()
+        made._turn = threading.RLock()
         return made
 
     certificate: bytes
     """The certificate of this process, in DER."""
-    _turn: threading.Lock  # one operation at a time: OpenSSL's state of a connection has no lock
+    # One operation at a time, as OpenSSL's state of a connection has no lock. A finalizer that makes calls may run in
+    # Python's part of an operation, in the same thread.
+    _turn: threading.RLock
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """Receive up to `buflen` bytes; empty bytes when the stream has ended."""
