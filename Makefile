@@ -7,6 +7,8 @@
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
 #   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
+#   make dist    the sdist and the wheel of this interpreter, in dist/; make wheels: manylinux wheels of all (WHEELS='3.12 3.13')
+#   make dist-check   what is in dist/, installed and run in empty environments, as a user does
 #   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm, Ray, ssh), heads' logs in a real etcd, and
 #                manifests before Kubernetes's schemas
 #   make test-rdma   of these the ones that need an RDMA device, in virtual machines that have one (Debian on x86-64)
@@ -40,9 +42,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := check
 SEEDS ?= 1:200
 PYTHONS ?= 3.12 3.13 3.14
+WHEELS ?= 3.11 3.12 3.13
 
 .PHONY: demo docs test collected test-engines engines test-rdma sanitize simulate seeds check quick bench lint setup system
-.PHONY: clean test-pythons
+.PHONY: clean test-pythons dist wheels dist-check
 
 setup: $(STAMP)
 
@@ -85,7 +88,7 @@ system:
 SOURCES := $(wildcard setup.py zcactor/*/*.[ch] zcactor/*/*/*.[ch])
 $(STAMP): pyproject.toml $(SOURCES) | system
 	@[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PY) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[test]'
 	$(BIN)/python -m compileall -q zcactor
 	@touch $@
@@ -199,6 +202,15 @@ test-rdma: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	$(BIN)/python -m benchmarks $(ARGS)
+
+dist: $(STAMP)
+	$(BIN)/python tools/dist.py
+
+wheels: $(STAMP)
+	$(BIN)/python tools/dist.py --manylinux $(WHEELS)
+
+dist-check: $(STAMP)
+	$(BIN)/python tools/dist_check.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
