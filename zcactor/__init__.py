@@ -8,8 +8,13 @@ The rooms, and which may import which: ``docs/explanation/architecture.md``.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Type checkers on other systems would read no further behind a comparison.
+if sys.platform not in ("linux",):  # noqa: FURB171
+    raise ImportError(f"zcactor runs on Linux, and this is {sys.platform}: on Windows use WSL2, elsewhere a container")
 
 from zcactor import errors
 from zcactor.api.actor import (

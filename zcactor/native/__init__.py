@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zcactor.errors import ConnectionLost, ProtocolError
@@ -19,6 +20,15 @@ if sys.byteorder != "little":
 if TYPE_CHECKING:
     from zcactor.native import _hot as hot
 else:
-    hot = importlib.import_module("zcactor.native._hot")
+    try:
+        hot = importlib.import_module("zcactor.native._hot")
+    except ModuleNotFoundError as error:
+        if error.name != "zcactor.native._hot":
+            raise
+        raise ImportError(
+            f"{Path(__file__).parents[1]} has no native parts for this Python ({sys.implementation.cache_tag}): where "
+            "it is a checkout, run pip install -e . in the folder above, or start the program from another folder, so "
+            "that the installed package is found; otherwise run pip install --force-reinstall zcactor"
+        ) from error
 
 hot.setup(bytes(52), ProtocolError, ConnectionLost, None, None)  # zcactor.rpc.session sets the rest
