@@ -104,8 +104,8 @@ class Config:
             patiently. 0 switches all such log lines off, including the lines about spawns that wait and about the end
             of a program.
         log_to_driver: whether the output and the log records of actors appear at the driver.
-        loop: the event loop of this process and its actors: ``"uvloop"``, which is faster where it is installed, or
-            ``"asyncio"``.
+        loop: the event loop of this process and its actors: ``"auto"`` takes uvloop, which is faster, where it can be
+            imported, and asyncio's own otherwise; ``"uvloop"`` and ``"asyncio"`` take that one.
         address: ``"host:port"`` of the cluster to join as a driver, several of them with commas between them, or the
             ``etcd://`` URL of its heads; None starts an embedded node.
         namespace: the namespace of this program's actor names. Programs with different namespaces do not see each
@@ -183,7 +183,7 @@ class Config:
     shutdown_timeout: float = 5.0
     warn_after: float = 5.0
     log_to_driver: bool = True
-    loop: Literal["uvloop", "asyncio"] = "uvloop"
+    loop: Literal["auto", "uvloop", "asyncio"] = "auto"
     address: str | None = None
     namespace: str = "default"
     num_cpus: int | None = None
@@ -274,7 +274,7 @@ class FurtherSettings(TypedDict, total=False):
     spawn_timeout: float | None
     shutdown_timeout: float | None
     warn_after: float | None
-    loop: Literal["uvloop", "asyncio"] | None
+    loop: Literal["auto", "uvloop", "asyncio"] | None
     host: str | None
     ports: str | None
     sealing: Literal["on", "off"] | None

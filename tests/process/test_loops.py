@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import pytest
 import uvloop
 
 from tests.driver.programs import ROOT, Program
-from zcactor.process.loops import fine_time, loop_name, new_event_loop, run
+from zcactor.process.loops import chosen_loop, fine_time, loop_name, new_event_loop, run
 
 
 async def loop_type() -> type:
@@ -26,8 +27,9 @@ async def loop_type() -> type:
 @pytest.mark.parametrize(
     ("value", "name", "module"),
     [
-        (None, "uvloop", "uvloop"),
-        ("", "uvloop", "uvloop"),
+        (None, "auto", "uvloop"),
+        ("", "auto", "uvloop"),
+        ("auto", "auto", "uvloop"),
         ("uvloop", "uvloop", "uvloop"),
         ("asyncio", "asyncio", "asyncio"),
     ],
@@ -40,12 +42,13 @@ def test_the_loop_that_is_told(monkeypatch: pytest.MonkeyPatch, value: str | Non
     assert loop_name() == name
     assert run(loop_type()).__module__.startswith(module)
     loop = new_event_loop(name)
-    assert isinstance(loop, uvloop.Loop) is (name == "uvloop")
+    assert isinstance(loop, uvloop.Loop) is (module == "uvloop")
     loop.close()
 
 
-def test_programs_run_where_uvloop_is_not_installed(tmp_path: Path) -> None:
-    (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError(\"No module named 'uvloop'\", name='uvloop')")
+@pytest.mark.parametrize("broken", ["import no_such_module", "raise ImportError('cannot open a shared object')"])
+def test_programs_run_where_uvloop_cannot_be_imported(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "uvloop.py").write_text(broken)
     program = """
 class Where:
     async def loop(self):
@@ -57,22 +60,30 @@ async def main():
 zc.run(main())
 """
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    with Program(program, env={"PYTHONPATH": path, "ZCACTOR_LOOP": "uvloop"}) as ran:
+    with Program(program, env={"PYTHONPATH": path, "ZCACTOR_LOOP": ""}) as ran:
         assert all(name.startswith("asyncio") for name in ran.told("loops"))
         assert ran.status() == 0
+        assert ran.stderr().count("asyncio's event loop is used, as uvloop cannot be imported (") == 1
 
 
-def test_a_broken_uvloop_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_uvloop_is_asked_for_and_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "uvloop.py").write_text("import its_missing_part")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "uvloop")
-    with pytest.raises(ModuleNotFoundError, match="its_missing_part"):
+    monkeypatch.setenv("ZCACTOR_LOOP", "uvloop")
+    chosen_loop.cache_clear()
+    message = r"the setting loop is 'uvloop', .*its_missing_part.*: pip install uvloop, or set loop to 'auto'"
+    with pytest.raises(ImportError, match=message):
         new_event_loop("uvloop")
+    coroutine = loop_type()
+    with pytest.raises(ImportError, match=message):
+        run(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 def test_an_unknown_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZCACTOR_LOOP", "trio")
-    with pytest.raises(ValueError, match="'trio'; valid values: uvloop, asyncio"):
+    with pytest.raises(ValueError, match="'trio'; valid values: auto, uvloop, asyncio"):
         loop_name()
     coroutine = loop_type()
     with pytest.raises(ValueError, match="trio"):

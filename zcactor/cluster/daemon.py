@@ -26,6 +26,7 @@ from zcactor.folders import user_folder, variable_of, working_directory, writing
 from zcactor.machine import check_calls
 from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
+from zcactor.process.loops import chosen_loop
 from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
 from zcactor.transport.os_process import pid_space
@@ -416,7 +417,7 @@ class _Starting:
                 control,
                 {
                     **setup, "directory": str(directory.path), "kept": kept, "token": self._token, "agent": node,
-                    "driver": b"", "clustered": True, "loop": config.loop, "config": asdict(config),
+                    "driver": b"", "clustered": True, "loop": chosen_loop(config.loop), "config": asdict(config),
                     "cwd": working_directory(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
                     "worker": {
                         "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,

@@ -45,6 +45,7 @@ from zcactor.process import context
 from zcactor.process.cluster import MembershipService
 from zcactor.process.epochs import Deposed
 from zcactor.process.head_outage import HeadGone
+from zcactor.process.loops import chosen_loop
 from zcactor.standard import open_standard
 from zcactor.token import default_file, find_token
 from zcactor.transport.registry import prefers_host, tls_of
@@ -289,8 +290,9 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
             control,
             {
                 "directory": str(directory.path), "token": secret, "agent": agent_id, "driver": driver,
-                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources, gpus),
-                "gpus": gpus, "cwd": working_directory(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
+                "loop": chosen_loop(config.loop), "config": asdict(config), "gpus": gpus,
+                "resources": resources_of(config, resources, gpus), "cwd": working_directory(),
+                "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
                 "head": (agent_id, ""), "clustered": False, "port": 0, "stays": False,
                 "worker": {"store_capacity": capacity, "namespace": config.namespace},
             },

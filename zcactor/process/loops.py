@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zcactor import signals
 from zcactor.exception_pickling import hides
 from zcactor.interface import shown
+from zcactor.logs import logger
 from zcactor.machine import CallMissing, check_calls
 from zcactor.process import context
 from zcactor.process.uncaught import present
@@ -24,37 +26,70 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __tracebackhide__ = hides
-__all__ = ["fine_time", "loop_name", "new_event_loop", "run"]
+__all__ = ["chosen_loop", "fine_time", "loop_name", "new_event_loop", "run"]
 
 T = TypeVar("T")
-_NAMES = ("uvloop", "asyncio")
+_NAMES = ("auto", "uvloop", "asyncio")
 _TERMINATED = 128 + signal.SIGTERM
 """The exit status of a program that SIGTERM has ended, as shells have it."""
 
 
 def loop_name() -> str:
-    """Return the name of the event loop in ``ZCACTOR_LOOP``, by default and where that is empty ``"uvloop"``.
+    """Return the setting in ``ZCACTOR_LOOP``, by default and where that is empty ``"auto"``.
 
     Raises:
-        ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``.
+        ValueError: ``ZCACTOR_LOOP`` has another value than ``auto``, ``uvloop`` or ``asyncio``.
     """
-    name = os.environ.get("ZCACTOR_LOOP") or "uvloop"
+    name = os.environ.get("ZCACTOR_LOOP") or "auto"
     if name not in _NAMES:
         raise ValueError(f"ZCACTOR_LOOP is {name!r}; valid values: {', '.join(_NAMES)}")
     return name
 
 
+@functools.cache
+def chosen_loop(name: str) -> str:
+    """Return the event loop for a setting: for ``"auto"`` uvloop where it can be imported, and asyncio otherwise, which
+    is logged once in a process.
+
+    Args:
+        name: ``"auto"``, ``"uvloop"`` or ``"asyncio"``.
+
+    Returns:
+        ``"uvloop"`` or ``"asyncio"``.
+
+    Raises:
+        ImportError: uvloop is asked for by name and cannot be imported.
+    """
+    if name == "asyncio":
+        return name
+    try:
+        import uvloop  # noqa: F401
+    except ImportError as error:
+        if name == "uvloop":
+            raise ImportError(
+                f"the setting loop is 'uvloop', which cannot be imported ({error}): pip install uvloop, or set loop to "
+                "'auto' or 'asyncio'",
+                name="uvloop",
+            ) from error
+        logger.warning("asyncio's event loop is used, as uvloop cannot be imported (%s): pip install uvloop", error)
+        return "asyncio"
+    return "uvloop"
+
+
 def new_event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """Make a new event loop: uvloop for ``"uvloop"`` where it is installed, otherwise asyncio."""
-    if name == "uvloop":
-        try:
-            import uvloop
-        except ModuleNotFoundError as error:
-            if error.name != "uvloop":
-                raise
-        else:
-            return uvloop.new_event_loop()
-    return asyncio.new_event_loop()
+    """Make a new event loop.
+
+    Args:
+        name: ``"auto"``, ``"uvloop"`` or ``"asyncio"``, see `chosen_loop`.
+
+    Raises:
+        ImportError: uvloop is asked for by name and cannot be imported.
+    """
+    if chosen_loop(name) == "asyncio":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
 
 
 def fine_time(loop: asyncio.AbstractEventLoop) -> float:
@@ -64,7 +99,7 @@ def fine_time(loop: asyncio.AbstractEventLoop) -> float:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a program: run `main` to its end on a new event loop, which is uvloop unless ``ZCACTOR_LOOP=asyncio``, or
-    where uvloop is not installed.
+    where uvloop cannot be imported.
 
     Ctrl-C cancels `main`, so that ``async with zc.init()`` shuts everything down, and then raises
     ``KeyboardInterrupt``. SIGTERM, as launchers send it, cancels `main` likewise and then raises ``SystemExit`` with
@@ -83,7 +118,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         TypeError: `main` is no coroutine, but the function that makes it, say.
         RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly), or the
             program's file is imported in an actor's process, or by a child of multiprocessing. `main` is closed.
-        ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``. `main` is closed.
+        ValueError: ``ZCACTOR_LOOP`` has another value than ``auto``, ``uvloop`` or ``asyncio``. `main` is closed.
+        ImportError: ``ZCACTOR_LOOP=uvloop``, and uvloop cannot be imported. `main` is closed.
         OSError: the machine lacks a call of the system. `main` is closed.
         Exception: the error of `main`.
         SystemExit: SIGTERM has cancelled `main`.
@@ -96,9 +132,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             raise RuntimeError(
                 "zc.run starts an event loop of its own, and one is running here already; await main() instead"
             )
-        name = loop_name()
+        name = chosen_loop(loop_name())
         check_calls()  # uvloop ends the process without a reason where it lacks one
-    except (RuntimeError, ValueError, CallMissing):
+    except (RuntimeError, ValueError, ImportError, CallMissing):
         main.close()
         raise
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -67,8 +67,8 @@ def remote(number: int) -> Callable[[F], F]:
     function at once, on that loop.
 
     Args:
-        number: its number on the wire, at most `MAX_NUMBER`. A method from `FIRST_SILENT` on gives no answer: the result
-            is None, and its errors can only be logged.
+        number: its number on the wire, at most `MAX_NUMBER`. Methods from `FIRST_SILENT` on give no answer: they return
+            None, and their errors can only be logged.
 
     Raises:
         ValueError: another method has the number, or it is out of range.
