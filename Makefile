@@ -89,7 +89,7 @@ SOURCES := $(wildcard setup.py zcactor/*/*.[ch] zcactor/*/*/*.[ch])
 $(STAMP): pyproject.toml $(SOURCES) | system
 	@[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PY) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e . --group test
 	$(BIN)/python -m compileall -q zcactor
 	@touch $@
 
@@ -200,7 +200,7 @@ test-rdma: $(STAMP)
 	$(BIN)/python -m pytest -n $(GUESTS) $(SPREAD) $(ALONE) $(filter-out $(ALONE),$(wildcard tests/vm/test_*.py)) -o faulthandler_timeout=0 $(ARGS)
 
 bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
 dist: $(STAMP)

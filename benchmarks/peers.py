@@ -2,7 +2,7 @@
 
 ::
 
-    pip install -e '.[peers]'
+    pip install -e . --group peers
     python -m benchmarks peers --json docs/figures/peers.jsonl    # on a machine that does nothing else
     python docs/pictures.py                                       # draw the charts and write the table
 

@@ -13,7 +13,7 @@ as well. Computing is the processor time of a rank. The exchange is measured bet
 --link the time of the bytes that a rank takes from others is added, at that rate: (p-1) n bytes where a hook gathers,
 and 2 n (p-1)/p bytes in sums, for n bytes a rank and p ranks.
 
-scikit-learn comes with ``pip install 'zcactor[bench]'``.
+It needs scikit-learn: ``pip install scikit-learn``.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def load_data() -> tuple[Array, Labels, Array, Labels]:
     try:
         from sklearn.datasets import load_digits  # takes seconds to import, and only this process needs it
     except ImportError:
-        sys.exit("data_parallel.py needs scikit-learn: pip install 'zcactor[bench]'")
+        sys.exit("data_parallel.py needs scikit-learn: pip install scikit-learn")
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
     x, y = (x / 16)[order].astype(np.float32), y[order]
