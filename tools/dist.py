@@ -165,9 +165,10 @@ def _environment(folder: Path, python: str, group: str) -> str:
 def _wheel(python: str, sources: Path, folder: Path, seconds: int, zig: str | None) -> Path:
     """Build one wheel by the environment of an interpreter, with `zig`'s environment a manylinux one."""
     cc = shlex.join([sys.executable, "-I", str(Path(__file__).resolve()), "--compile", zig]) if zig else "gcc"
-    # An interpreter's own flags name the folder where it was built, and pyenv's also put that into a RUNPATH.
+    # Flags in place of the interpreter's own: pyenv's put the folder where it was built into a RUNPATH.
     environ = {key: value for key, value in os.environ.items() if key not in ("CPPFLAGS", "PYTHONPATH")} | {
-        "CC": cc, "LDSHARED": f"{cc} -shared", "CFLAGS": "-g0", "LDFLAGS": "-s", "SOURCE_DATE_EPOCH": str(seconds),
+        "CC": cc, "LDSHARED": f"{cc} -shared", "CFLAGS": "-DNDEBUG -fwrapv -g0", "LDFLAGS": "-s",
+        "SOURCE_DATE_EPOCH": str(seconds),
         "ZIG_GLOBAL_CACHE_DIR": str(ROOT / "build" / "zig"), "ZIG_LOCAL_CACHE_DIR": str(ROOT / "build" / "zig"),
     }  # fmt: skip
     options = [f"--config-setting=--build-option=--plat-name={TAG}"] if zig else []
