@@ -49,15 +49,16 @@ def main() -> None:
     gc.disable()  # all that importing makes stays: to look for garbage takes a tenth of its time
     try:
         from zcactor.cli.main import app
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        print(f"zcactor: the command line needs {error.name}: pip install 'zcactor[cli]'", file=sys.stderr)
-        sys.exit(2)
-    gc.freeze()
-    gc.enable()
-    try:
+
+        gc.freeze()
+        gc.enable()
         app(prog_name="zcactor")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRA:
+            raise
+        print(f"zcactor: the command line needs {missing}: pip install 'zcactor[cli]'", file=sys.stderr)
+        sys.exit(2)
     except SystemExit as ended:
         if not isinstance(ended.code, int):
             raise

@@ -19,7 +19,7 @@ from zcactor.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "5ec4e7" * 10
-NO_CLICK = "import runpy, sys; sys.modules['click'] = None; runpy.run_module('zcactor', run_name='__main__')"
+WITHOUT = "import runpy, sys; sys.modules['{}'] = None; runpy.run_module('zcactor', run_name='__main__')"
 
 
 @pytest.fixture
@@ -160,10 +160,11 @@ def test_help(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_extra(here: Path) -> None:
-    done = run(here, "doctor", start=("-c", NO_CLICK))
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_extra(here: Path, missing: str) -> None:
+    done = run(here, "doctor", start=("-c", WITHOUT.format(missing)))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "zcactor: the command line needs click: pip install 'zcactor[cli]'\n"
+    assert done.stderr == f"zcactor: the command line needs {missing}: pip install 'zcactor[cli]'\n"
 
 
 @pytest.mark.slow

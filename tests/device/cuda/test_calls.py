@@ -51,7 +51,7 @@ def test_without_a_gpu(code: int, text: str) -> None:
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hasattr(bindings(), "cuInit")
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(DeviceUnavailable, match=r"install zcactor\[gpu\]"):
+    with pytest.raises(DeviceUnavailable, match=r"pip install 'zcactor\[gpu\]'"):
         bindings()
 
 

@@ -253,7 +253,7 @@ def bindings() -> Any:
         from cuda.bindings import driver
     except ImportError as error:
         raise DeviceUnavailable(
-            f"the package cuda-bindings cannot be imported ({error}): install zcactor[gpu], or set gpu to 'fake' "
+            f"the package cuda-bindings cannot be imported ({error}): pip install 'zcactor[gpu]', or set gpu to 'fake' "
             "(ZCACTOR_GPU=fake) for fake GPUs"
         ) from error
     return driver

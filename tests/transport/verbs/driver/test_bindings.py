@@ -57,7 +57,7 @@ def test_nothing_is_installed() -> None:
         ("ibverbs", "the package is not installed"),
     ]
     assert "apt install python3-pyverbs" in reasons[0].fix
-    assert reasons[1].fix == "pip install ibverbs"
+    assert reasons[1].fix == "pip install 'zcactor[rdma]'"
 
 
 @pytest.mark.parametrize("which", ["pyverbs", "ibverbs"])

@@ -27,7 +27,7 @@ NAMES: Final = ("pyverbs", "ibverbs")
 
 _INSTALL: Final = {
     "pyverbs": "apt install python3-pyverbs (its CPython must be this one's: Debian's is for Debian's python3)",
-    "ibverbs": "pip install ibverbs",
+    "ibverbs": "pip install 'zcactor[rdma]'",
 }
 _NOT_INSTALLED: Final = "the package is not installed"
 _NO_KERNEL: Final = (
@@ -82,7 +82,8 @@ def _why_not_imported(name: str, error: Exception) -> Reason:
         return Reason(
             name,
             f"it was built for another rdma-core than the installed one ({text})",
-            "install both from the same source (apt install python3-pyverbs), or pip install ibverbs, which fits any",
+            "install both from the same source (apt install python3-pyverbs), or take the binding that fits any: pip "
+            "install 'zcactor[rdma]'",
         )
     if "libibverbs" in text:
         return Reason(
