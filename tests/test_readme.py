@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,12 @@ def test_the_two_commands_stand_at_its_beginning() -> None:
     early = README.splitlines()[: LINES // 3]
     assert any(line.startswith("make demo ") for line in early)
     assert any(line.startswith("make test ") for line in early)
+
+
+def test_the_page_on_installing_has_each_extra() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(project["optional-dependencies"])
 
 
 @pytest.mark.slow
