@@ -30,12 +30,16 @@ class _Build(build_ext):
     """The building of the native parts, or one sentence that says what is missing for it."""
 
     def build_extensions(self) -> None:
-        """Look for a compiler and for Python's headers, then build.
+        """Look for a compiler and for the headers of Python and NumPy, then build.
 
         Raises:
             PlatformError: one of them is missing or does not work.
         """
         needs = "zcactor is built from its sources here, and that needs "
+        if int(numpy.__version__.partition(".")[0]) < 2:
+            raise PlatformError(
+                f"{needs}the headers of NumPy 2, and {numpy.__version__} is here: pip install 'numpy>=2'"
+            )
         command = list(self.compiler.compiler_so)
         if which(command[0]) is None:
             raise PlatformError(f"{needs}a C compiler, and {command[0]} is not found: apt install gcc libc6-dev")

@@ -43,6 +43,11 @@ def test_a_checkout_that_is_not_built_says_so(tmp_path: Path) -> None:
             "import numpy, sysconfig; sysconfig.get_config_vars(); sys.platform = 'darwin'",
             "zcactor runs on Linux, and this is darwin: on Windows use WSL2",
         ),
+        (
+            {},
+            "import numpy; numpy.__version__ = '1.26.4'",
+            "needs the headers of NumPy 2, and 1.26.4 is here: pip install",
+        ),
         ({"CC": "/no/compiler"}, "", "needs a C compiler, and /no/compiler is not found: apt install gcc libc6-dev"),
         ({"CC": "/bin/false"}, "", "and /bin/false does not compile the smallest program (exit status 1): apt install"),
         (
@@ -51,7 +56,7 @@ def test_a_checkout_that_is_not_built_says_so(tmp_path: Path) -> None:
             ", /no/headers: apt install python",
         ),
     ],
-    ids=["system", "no compiler", "broken compiler", "no headers"],
+    ids=["system", "NumPy 1", "no compiler", "broken compiler", "no headers"],
 )
 def test_a_build_from_sources_says_what_is_missing(
     tmp_path: Path, environ: dict[str, str], before: str, sentence: str

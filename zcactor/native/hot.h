@@ -26,7 +26,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
-#define NPY_TARGET_VERSION NPY_1_25_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL zcactor_hot_array
 #ifndef IMPORTS_NUMPY /* arrays.c imports it for all files */
 #define NO_IMPORT_ARRAY

@@ -12,7 +12,7 @@
 #include "objects.h"
 #include <string.h>
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
-#define NPY_TARGET_VERSION NPY_1_25_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>
 
 #define LARGE ((uint64_t)1 << 20) /* bytes from which blocks begin at pages: parts for several threads share none */
