@@ -202,8 +202,9 @@ def build(pythons: Sequence[str], manylinux: bool) -> list[Path]:
                      python, "dist")
         for python in pythons
     ]  # fmt: skip
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("zcactor-*"):
+        old.unlink()
     with tempfile.TemporaryDirectory() as temporary:
         exported, built = Path(temporary) / "exported", Path(temporary) / "built"
         _export(ROOT, exported)

@@ -67,7 +67,7 @@ SOURCES: Final = (
 """Files that stand for what an sdist needs: each folder of the repository has one."""
 _SHARED_OBJECT, _X86_64, _DYNAMIC, _RPATH, _RUNPATH = 3, 62, 6, 15, 29  # elf(5)
 _DROP_FROM_BOUNDING_SET, _OVERRIDE_MODES = 24, 1  # prctl(2), capabilities(7)
-_SILENT: Final = {"CC": "/bin/false", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": ""}
+_AS_USERS: Final = {"CC": "/bin/false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def _builders_folders() -> list[str]:
@@ -211,9 +211,10 @@ class _Environment:
         environ = {
             key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL", "ZCACTOR"))
         }
+        home = {} if words[:2] == ["-m", "pip"] else {"HOME": str(self.home)}  # pip has its settings and its cache
         try:
             done = subprocess.run(
-                [self.python, *words], env=environ | _SILENT | {"HOME": str(self.home)}, cwd=cwd or self.home,
+                [self.python, *words], env=environ | _AS_USERS | home, cwd=cwd or self.home,
                 check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
                 preexec_fn=_obey_modes,
             )  # fmt: skip
