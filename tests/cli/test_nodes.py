@@ -24,6 +24,7 @@ from zcactor.cli.main import app
 from zcactor.cluster.daemon import DEFAULT_PORT
 from zcactor.cluster.records import list_nodes
 from zcactor.errors import ConnectionLost
+from zcactor.process.loops import chosen_loop
 from zcactor.token import read_token_file
 from zcactor.transport.stream import handshake_io
 
@@ -346,6 +347,13 @@ def test_silence(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         for command in ("start", "status"):
             assert f"{address} did not answer the handshake" in refused(hosts, command, "--address", address)
+
+
+def test_a_loop_that_cannot_be_imported(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_loop.cache_clear()
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    line = refused(hosts, "start", "--head", "--port", "0", environ={"ZCACTOR_LOOP": "uvloop"})
+    assert "the setting loop is 'uvloop', which cannot be imported" in line
 
 
 def test_port_in_use(hosts: Hosts) -> None:

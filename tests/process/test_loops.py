@@ -73,12 +73,32 @@ def test_uvloop_is_asked_for_and_cannot_be_imported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ZCACTOR_LOOP", "uvloop")
     chosen_loop.cache_clear()
     message = r"the setting loop is 'uvloop', .*its_missing_part.*: pip install uvloop, or set loop to 'auto'"
-    with pytest.raises(ImportError, match=message):
+    with pytest.raises(ValueError, match=message):
         new_event_loop("uvloop")
     coroutine = loop_type()
-    with pytest.raises(ImportError, match=message):
+    with pytest.raises(ValueError, match=message):
         run(coroutine)
     assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+
+
+def test_a_program_asks_for_uvloop_which_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "uvloop.py").write_text("raise ImportError('cannot open a shared object')")
+    program = """
+async def main():
+    try:
+        async with zc.init(num_cpus=1, loop="uvloop"):
+            pass
+    except ValueError as error:
+        tell(error=str(error))
+    async with zc.init(num_cpus=1, loop="asyncio"):
+        tell(begun=True)
+asyncio.run(main())
+"""
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with Program(program, env={"PYTHONPATH": path}) as ran:
+        assert ran.told("error").startswith("the setting loop is 'uvloop', which cannot be imported (cannot open")
+        assert ran.told("begun")
+        assert ran.status() == 0
 
 
 def test_an_unknown_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,10 +232,12 @@ def start_node(
         ConnectionLost: the head does not answer, or a process did not become ready; the message says why. A head whose
             term is over, or that ends before the node has joined, is one of these where no other leads within
             `Config.head_timeout`.
-        ValueError: `head` or the host is not a usable address, or this host has fewer GPUs than the node is to offer.
+        ValueError: `head` or the host is not a usable address, this host has fewer GPUs than the node is to offer, or
+            uvloop is asked for by name and cannot be imported.
         OSError: a file or a process cannot be made.
     """
     check_calls()
+    chosen_loop(config.loop)  # raises before there is a process
     open_standard()  # or a lock could get the number of one, which the agent gives to /dev/null
     if ipaddress.ip_address(config.host).is_unspecified:
         raise ValueError(

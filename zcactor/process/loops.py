@@ -58,7 +58,7 @@ def chosen_loop(name: str) -> str:
         ``"uvloop"`` or ``"asyncio"``.
 
     Raises:
-        ImportError: uvloop is asked for by name and cannot be imported.
+        ValueError: uvloop is asked for by name and cannot be imported.
     """
     if name == "asyncio":
         return name
@@ -66,10 +66,9 @@ def chosen_loop(name: str) -> str:
         import uvloop  # noqa: F401
     except ImportError as error:
         if name == "uvloop":
-            raise ImportError(
+            raise ValueError(
                 f"the setting loop is 'uvloop', which cannot be imported ({error}): pip install uvloop, or set loop to "
-                "'auto' or 'asyncio'",
-                name="uvloop",
+                "'auto' or 'asyncio'"
             ) from error
         logger.warning("asyncio's event loop is used, as uvloop cannot be imported (%s): pip install uvloop", error)
         return "asyncio"
@@ -83,7 +82,7 @@ def new_event_loop(name: str) -> asyncio.AbstractEventLoop:
         name: ``"auto"``, ``"uvloop"`` or ``"asyncio"``, see `chosen_loop`.
 
     Raises:
-        ImportError: uvloop is asked for by name and cannot be imported.
+        ValueError: uvloop is asked for by name and cannot be imported.
     """
     if chosen_loop(name) == "asyncio":
         return asyncio.new_event_loop()
@@ -118,8 +117,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         TypeError: `main` is no coroutine, but the function that makes it, say.
         RuntimeError: an event loop is running in this thread already (in a notebook, await `main` directly), or the
             program's file is imported in an actor's process, or by a child of multiprocessing. `main` is closed.
-        ValueError: ``ZCACTOR_LOOP`` has another value than ``auto``, ``uvloop`` or ``asyncio``. `main` is closed.
-        ImportError: ``ZCACTOR_LOOP=uvloop``, and uvloop cannot be imported. `main` is closed.
+        ValueError: ``ZCACTOR_LOOP`` has another value than ``auto``, ``uvloop`` or ``asyncio``, or it is ``uvloop``,
+            which cannot be imported. `main` is closed.
         OSError: the machine lacks a call of the system. `main` is closed.
         Exception: the error of `main`.
         SystemExit: SIGTERM has cancelled `main`.
@@ -134,7 +133,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             )
         name = chosen_loop(loop_name())
         check_calls()  # uvloop ends the process without a reason where it lacks one
-    except (RuntimeError, ValueError, ImportError, CallMissing):
+    except (RuntimeError, ValueError, CallMissing):
         main.close()
         raise
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
