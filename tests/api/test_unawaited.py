@@ -186,7 +186,8 @@ async def test_a_method_that_returns_a_spawn_without_awaiting_it() -> None:
         def make(self) -> Any:
             return Plain.spawn()
 
-    made = await (await zc.spawn(Making)).make()
+    making = await zc.spawn(Making)  # held, as its end would be that of the actor that it owns
+    made = await making.make()
     assert await made.echo(3) == 3
 
 
