@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 
 from tests.test_errors import PLAIN
-from zcactor.exception_pickling import put_together, take_apart
+from zcactor.exception_pickling import hides, put_together, take_apart
 
 
 @pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)
@@ -38,3 +39,22 @@ def test_parts_of_something_else() -> None:
         put_together(int, (), {})
     with pytest.raises(TypeError):
         put_together(3, (), {})
+
+
+def test_only_the_errors_of_a_raise_hide_frames() -> None:
+    def raising(error: Exception) -> None:
+        raise error
+
+    def failing() -> None:
+        [][1]
+
+    cases: list[tuple[Callable[[], None], bool]] = [
+        (lambda: raising(ValueError("told")), True),
+        (lambda: raising(AssertionError("a defect")), False),
+        (failing, False),
+    ]
+    for action, hidden in cases:
+        with pytest.raises((ValueError, AssertionError, IndexError)) as caught:
+            action()
+        assert hides(caught) is hides(caught.value) is hidden
+    assert hides(None) is False and hides(ValueError("not raised")) is False

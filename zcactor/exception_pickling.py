@@ -68,8 +68,10 @@ def hides(caught: Any) -> bool:
     not the frames that lead to it. As ``__tracebackhide__`` of a module this hides the module's frames in pytest.
 
     Args:
-        caught: the exception, or pytest's information about one.
+        caught: the exception, or pytest's information about one, which is None before it has it.
     """
+    if caught is None:
+        return False
     error = caught if issubclass(type(caught), BaseException) else caught.value
     trace = traceback_of(error)
     while trace is not None and trace.tb_next is not None:
