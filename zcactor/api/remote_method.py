@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zcactor.api.binding import GraphNode, bind
 from zcactor.api.future import ObjectRef
 from zcactor.exception_pickling import hides
+from zcactor.interface import shown
 from zcactor.options import check_options
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
@@ -137,7 +138,9 @@ class RemoteMethod:
         return hash((self._actor.actor_id, self._spec.name))
 
     def __repr__(self) -> str:
-        return f"<remote method {self._spec.shown} of {self._actor.label}>"
+        spec = self._spec
+        parameters = spec.shown.removeprefix(shown(spec.name))
+        return f"<remote method {spec.label}{parameters} of {self._actor.label}>"
 
 
 class _Doc:
