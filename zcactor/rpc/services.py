@@ -122,9 +122,8 @@ class Services:
         return self._pid
 
     def add(self, service: object) -> None:
-        """Answer calls of the methods that the class of `service` declares."""
-        for name, function in remote_methods(type(service)):
-            self._answer(function, getattr(service, name))
+        """Answer calls of the methods that the class of `service` declares, by those that it has then."""
+        self.add_rare(type(service), lambda: service)
 
     def add_rare(self, declared: type, part: Callable[[], Any]) -> None:
         """Answer calls of the methods that `declared` declares by the object that ``part()`` returns; the first call
