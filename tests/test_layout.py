@@ -101,5 +101,5 @@ def test_each_room_has_a_readme_that_names_files_to_read() -> None:
 
 def test_the_wheel_takes_no_readme_of_a_room() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert settings["package-data"] == {"zcactor": ["py.typed"]}
-    assert not (ROOT / "MANIFEST.in").exists()
+    assert settings["include-package-data"] is False
+    assert settings["package-data"] == {"*": ["*.pyi", "py.typed"]}

@@ -285,9 +285,10 @@ MISTAKES = [
     inside(
         "blocks_its_loop",
         "await a.block()",
-        "*A(*) has not come back to its event loop for 0.2 s: in block, *",
+        "*",
         "*",
         settings="warn_after=0.2",
+        says="*A(*) has not come back to its event loop for 0.2 s: in block, *",
     ),
     inside(
         "waits_for_another_call",
