@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import uvloop
 
 import zcactor as zc
 from tests.collectives.gpu_ranks import GpuRank, gpu_ranks, running
-from zcactor.collectives.gpu_exchange import GpuExchange
+from zcactor.collectives.gpu_exchange import GpuExchange, GpuOutcome
 from zcactor.errors import ProtocolError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -182,6 +183,23 @@ async def test_an_array_for_a_result_that_was_not_computed_is_lost() -> None:
         async with asyncio.timeout(30):  # the thread that waits for the work notes its end
             while await actors[0].lost() != ["ObjectLost"] * 4:
                 await asyncio.sleep(0.01)
+
+
+class BrokenGroup:
+    is_aborted = False
+
+
+@pytest.mark.parametrize("noted", [False, True])
+async def test_work_is_lost_where_the_abort_comes_before_the_loop_knows_of_the_work(noted: bool) -> None:
+    group: Any = BrokenGroup()
+    moment: Any = SimpleNamespace(driver=None, device=0, event=0, is_unknown=False, done=lambda: True)
+    outcome = GpuOutcome(moment, group)
+    assert outcome.done()
+    if noted:
+        outcome.note()
+    group.is_aborted = True
+    outcome.lose()
+    assert (outcome.done(), outcome.is_lost()) == (noted, not noted)
 
 
 async def test_an_array_that_is_never_computed_breaks_the_group() -> None:

@@ -46,19 +46,21 @@ class GpuOutcome(Moment):
 
     Args:
         moment: after the work.
+        exchange: the exchange that queued the work.
     """
 
     loss = "a member of the group ended before its exchange on the GPUs was done; compute the value again"
     spoils_libraries = False  # each later operation of the group raises, so its ranks know
 
-    __slots__ = ("exchange", "lost", "moment")
+    __slots__ = ("exchange", "lost", "moment", "noted")
 
-    def __init__(self, moment: Moment) -> None:
+    def __init__(self, moment: Moment, exchange: GpuExchange) -> None:
         super().__init__(None, moment.driver, moment.device, moment.event, OTHERS)
         self.moment: Final = moment
         self.lost = False
-        self.exchange: weakref.ref[GpuExchange] | None = None
-        """The exchange, once the work is queued."""
+        self.exchange: Final = weakref.ref(exchange)
+        self.noted = False
+        """Whether the loop knows of the work, so that an abort tells this outcome whether the work was done before."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -67,7 +69,20 @@ class GpuOutcome(Moment):
 
     def done(self) -> bool:
         """See `Moment.done`."""
-        return not self.lost and self.moment.done()
+        done = self.moment.done()
+        if not self.noted:
+            self._look_for_abort()
+        return done and not self.lost
+
+    def _look_for_abort(self) -> None:
+        exchange = self.exchange()
+        if exchange is not None and exchange.is_aborted:
+            self.lost = True  # the abort may have ended the work, and the operation has failed in any case
+
+    def note(self) -> None:
+        """Note that the loop knows of the work."""
+        self._look_for_abort()
+        self.noted = True
 
     def order(self, device: int, stream: int) -> None:
         """Do nothing: the array has the work's moment beside this."""
@@ -76,7 +91,7 @@ class GpuOutcome(Moment):
         """Whether the work was ended before it was done, or will be: the loop may wait for the work in this call, and
         cannot hear of the end of a rank then."""
         if not (self.lost or self.done() or self.moment.is_unknown):
-            exchange = None if self.exchange is None else self.exchange()
+            exchange = self.exchange()
             self.lost = exchange is not None and exchange.is_cut_off()
         return self.lost
 
@@ -313,20 +328,19 @@ class GpuExchange:
         assert gpu is not None
         assert stream is not None
         try:
-            if self._aborted.is_set():
+            if self.is_aborted:
                 return
             queued = operation.queue(communicator, gpu, stream.ptr)
         except Exception as error:  # the other ranks have queued their part, and wait for this one on their GPUs
             self._call(partial(self._failed, error))
             return
-        queued.outcome.exchange = weakref.ref(self)
         self._call(partial(self._note, queued))
 
     def _note(self, queued: Queued) -> None:
         self._forget_done()
         self._pending.append(queued.outcome)
-        if self._aborted.is_set():
-            queued.outcome.lost = True  # the abort may have ended the work, and the operation has failed in any case
+        queued.outcome.note()
+        if self.is_aborted:
             self._lose()
         self._look_later()
         queued.complete()
@@ -368,6 +382,11 @@ class GpuExchange:
         for each in self._pending:
             each.lose()
         self._pending.clear()
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the group is broken. Any thread may ask."""
+        return self._aborted.is_set()
 
     def is_cut_off(self) -> bool:
         """Whether a rank's process has ended its connection to this one, though the loop may not know. Any thread may

@@ -109,7 +109,7 @@ def _queued(
         writable: whether the caller may write to an array of ours that is the result.
     """
     moment = gpu.events.record(stream)
-    outcome = GpuOutcome(moment)
+    outcome = GpuOutcome(moment, exchange_of(operation.member))
     for target in targets:
         note_written(target, moment, [outcome])
     written = {id(target.holder) for target in targets}
