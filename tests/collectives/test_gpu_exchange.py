@@ -188,6 +188,9 @@ async def test_an_array_for_a_result_that_was_not_computed_is_lost() -> None:
 class BrokenGroup:
     is_aborted = False
 
+    def is_cut_off(self) -> bool:
+        return False
+
 
 @pytest.mark.parametrize("noted", [False, True])
 async def test_work_is_lost_where_the_abort_comes_before_the_loop_knows_of_the_work(noted: bool) -> None:
@@ -200,6 +203,16 @@ async def test_work_is_lost_where_the_abort_comes_before_the_loop_knows_of_the_w
     group.is_aborted = True
     outcome.lose()
     assert (outcome.done(), outcome.is_lost()) == (noted, not noted)
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_reader_that_asks_first_sees_the_loss_of_work_that_the_loop_does_not_know_of(done: bool) -> None:
+    group: Any = BrokenGroup()
+    moment: Any = SimpleNamespace(driver=None, device=0, event=0, is_unknown=False, done=lambda: done)
+    outcome = GpuOutcome(moment, group)
+    assert not outcome.is_lost()
+    group.is_aborted = True
+    assert (outcome.is_lost(), outcome.is_lost(), outcome.done()) == (True, True, False)
 
 
 async def test_an_array_that_is_never_computed_breaks_the_group() -> None:

@@ -92,7 +92,7 @@ class GpuOutcome(Moment):
         cannot hear of the end of a rank then."""
         if not (self.lost or self.done() or self.moment.is_unknown):
             exchange = self.exchange()
-            self.lost = exchange is not None and exchange.is_cut_off()
+            self.lost |= exchange is not None and exchange.is_cut_off()
         return self.lost
 
     def lose(self) -> None:
