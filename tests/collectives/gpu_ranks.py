@@ -14,6 +14,7 @@ import numpy as np
 import zcactor as zc
 from tests.collectives.nccl_stand_in import StandInNccl
 from zcactor.process.context import current
+from zcactor.testing import until
 
 __all__ = ["SIZE", "GpuRank", "gpu_ranks", "running"]
 
@@ -235,8 +236,7 @@ class GpuRank:
         (made,) = current().groups().nccl.made
         before = len(made.calls)
         reference = group.allreduce(x, out=self.copied)
-        while len(made.calls) == before:  # an exchange that the end comes before leaves the array alone
-            await asyncio.sleep(0.001)
+        await until(lambda: len(made.calls) > before, "the exchange did not begin")  # its abort leaves the array else
         self.called.set()
         try:
             await reference
