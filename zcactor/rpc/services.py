@@ -122,7 +122,7 @@ class Services:
         return self._pid
 
     def add(self, service: object) -> None:
-        """Answer calls of the methods that the class of `service` declares, by those that it has then."""
+        """Answer calls of the methods that the class of `service` declares. Each call looks its method up."""
         self.add_rare(type(service), lambda: service)
 
     def add_rare(self, declared: type, part: Callable[[], Any]) -> None:
