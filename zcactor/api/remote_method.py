@@ -152,7 +152,9 @@ class _Doc:
     def __get__(self, method: RemoteMethod | None, _: type) -> str | None:
         if method is None:
             return self._text
-        return inspect.getdoc(_function(method)) or f"{method._spec.label}: a method of {method._actor.label}."
+        function = _function(method)
+        own = None if function is None else inspect.getdoc(function)
+        return own or f"{method._spec.label}: a method of {method._actor.label}."
 
 
 class _Signature:
