@@ -327,7 +327,6 @@ def test_options_that_are_none(hosts: Hosts, arguments: tuple[str, ...], named: 
 
 @pytest.mark.parametrize("address", ["7433", "host:", "::1:80", "host:0"])
 def test_an_address_that_is_none(hosts: Hosts, address: str) -> None:
-    make_token(hosts)
     assert f"{address!r} is no address" in refused(hosts, "start", "--address", address)
 
 
@@ -450,8 +449,7 @@ def test_status_with_settings_that_are_a_nodes(hosts: Hosts, name: str) -> None:
 
 def test_status_where_nothing_runs(hosts: Hosts) -> None:
     assert "no node of yours runs on this host; give --address HOST:PORT" in refused(hosts, "status")
-    line = refused(hosts, "status", environ={"ZCACTOR_ADDRESS": "nowhere"})
-    assert "'nowhere' is no address" in line or "no token" in line or "token is needed" in line
+    assert "'nowhere' is no address" in refused(hosts, "status", environ={"ZCACTOR_ADDRESS": "nowhere"})
 
 
 def test_stop_where_nothing_runs(hosts: Hosts) -> None:

@@ -20,7 +20,7 @@ from zcactor.cluster.records import NodeFile, list_nodes, nodes_here, parent_of,
 from zcactor.cluster.rendezvous import outward
 from zcactor.control.head_log import LogUnavailable, LogUnusable
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
-from zcactor.driver.finding import check_reachable, find_head, is_one
+from zcactor.driver.finding import check_address, check_reachable, find_head, is_one
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.folders import user_folder, variable_of, working_directory, writing
 from zcactor.machine import check_calls
@@ -244,6 +244,8 @@ def start_node(
             f"{config.host} is no place where others find this host; give one of its addresses, for instance "
             f"--host {outward()}"
         )
+    if head is not None:
+        check_address(head)
     token, source = token_for(config, head) if token is None else (token, "the caller")
     tls = tls_of(config)
     if head is not None:

@@ -28,7 +28,7 @@ from zcactor.assembly.process import Process
 from zcactor.config import TRANSPORTS, Config, FurtherSettings, load_config, unknown_setting
 from zcactor.control.head_watch import HeadWatch
 from zcactor.control.node_table import machine_of, own_machine
-from zcactor.driver.finding import check_reachable, find_head
+from zcactor.driver.finding import check_address, check_reachable, find_head
 from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
@@ -330,6 +330,8 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
         argument: the token that the program gave, if any.
         own_host: whether a setting names `config.host`; otherwise the host is our own address on the way to the head.
     """
+    assert config.address is not None
+    check_address(config.address)
     loop = asyncio.get_running_loop()
     until = loop.time() + config.head_timeout
     found = False

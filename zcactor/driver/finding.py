@@ -7,10 +7,10 @@ import ipaddress
 import os
 from typing import TYPE_CHECKING, Final
 
-from zcactor.control.etcd_url import SCHEME
+from zcactor.control.etcd_url import SCHEME, parse_url
 from zcactor.control.head_log import LogUnusable
 from zcactor.errors import ConnectionLost
-from zcactor.transport.stream.probe import find_leader, identify
+from zcactor.transport.stream.probe import find_leader, identify, parse_host_port
 
 if TYPE_CHECKING:
     from zcactor.config import Config
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zcactor.transport.stream.probe import Identity
     from zcactor.transport.stream.tls import Tls
 
-__all__ = ["check_reachable", "find_head", "is_one"]
+__all__ = ["check_address", "check_reachable", "find_head", "is_one"]
 
 _PAUSE: Final = 0.1
 """Seconds until a head is tried again that leads and does not answer: it may be about to listen, or killed."""
@@ -27,6 +27,19 @@ _PAUSE: Final = 0.1
 def is_one(address: str) -> bool:
     """Whether that is the address of one process, and neither several nor the URL of an etcd."""
     return "," not in address and not address.startswith(SCHEME)
+
+
+def check_address(address: str) -> None:
+    """Check the form of an address that `find_head` is to take.
+
+    Raises:
+        ValueError: `address` has another form.
+    """
+    if address.startswith(SCHEME):
+        parse_url(address)
+    else:
+        for each in address.split(","):
+            parse_host_port(each.strip())
 
 
 async def find_head(address: str, token: bytes, tls: Tls | None, patience: float) -> Identity:
