@@ -541,7 +541,7 @@ async def calls(binding: str, scale: Scale, *, quick: bool) -> list[Measurement]
     """Measure small calls against a bare ping-pong, and the frames, READs and copies of calls with arrays."""
     found: list[Measurement] = []
     library = usable(binding)
-    config = zc.Config(verbs_binding=binding, sealing="off")  # type: ignore[arg-type]
+    config = zc.Config(verbs=f"binding={binding}", sealing="off")
     async with AsyncExitStack() as outer:
         await outer.enter_async_context(zc.init(transports=("verbs",), config=config))
         stack = outer.enter_context(ExitStack())
@@ -711,7 +711,7 @@ async def _counts(graph: Any, actors: Sequence[Any]) -> list[float]:
 
 async def edges(binding: str, scale: Scale) -> tuple[dict[str, float], list[float], list[float]]:
     """The least microseconds of runs with an int and with an array, and their counts."""
-    config = zc.Config(verbs_binding=binding, sealing="off")  # type: ignore[arg-type]
+    config = zc.Config(verbs=f"binding={binding}", sealing="off")
     async with zc.init(transports=("verbs",), config=config):
         actors: list[Any] = [await Link.spawn() for _ in range(2)]
         maker, reader = actors

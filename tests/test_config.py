@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pytest
 
-from zcactor.config import FILE_NAME, MAXIMUM, MINIMUM, Config, load_config, ports_of
+from zcactor.config import FILE_NAME, MAXIMUM, MINIMUM, Config, Rdma, load_config, ports_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -216,15 +217,61 @@ def test_a_config_made_directly_is_checked_and_frozen() -> None:
         Config().loop = "asyncio"  # type: ignore[misc]
 
 
+ANY_PORT = Rdma(None, None, None, (0, 0, 0), None)
+
+
 @pytest.mark.parametrize(
-    ("name", "most"), [("verbs_traffic_class", 255), ("verbs_service_level", 15), ("verbs_pkey_index", 0xFFFF)]
+    ("text", "parts"),
+    [
+        ("auto", ANY_PORT),
+        ("off", ANY_PORT._replace(binding="none")),
+        ("mlx5_0", ANY_PORT._replace(device="mlx5_0")),
+        ("mlx5_0:1", ANY_PORT._replace(device="mlx5_0", port=1)),
+        ("mlx5_0:255:65535", ANY_PORT._replace(device="mlx5_0", port=255, gid_index=65535)),
+        ("mlx5_0::0", ANY_PORT._replace(device="mlx5_0", gid_index=0)),
+        ("auto:2", ANY_PORT._replace(port=2)),
+        ("binding=pyverbs", ANY_PORT._replace(binding="pyverbs")),
+        ("auto,traffic_class=255,service_level=15,pkey_index=65535", ANY_PORT._replace(marks=(255, 15, 65535))),
+        ("pkey_index=2,binding=ibverbs,traffic_class=0", ANY_PORT._replace(marks=(0, 0, 2), binding="ibverbs")),
+    ],
 )
-def test_marks_of_packets_fit_their_fields(name: str, most: int) -> None:
-    for value in (0, most):
-        assert getattr(Config(**{name: value}), name) == value  # type: ignore[arg-type]
-    for value, text in ((-1, "int, finite and at least 0"), (most + 1, f"at most {most:,}")):
-        with pytest.raises(ValueError, match=f"^{name} = {value} must be {text}"):
-            Config(**{name: value})  # type: ignore[arg-type]
+def test_the_parts_of_rdma(text: str, parts: Rdma) -> None:
+    assert Config(verbs=text).rdma == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "'auto', 'off' or 'device:port:gid'"), (":1", "'device:port:gid'"), ("off:1", "'device:port:gid'"),
+        ("off,binding=pyverbs", "'device:port:gid'"), ("a:0", "port must be a number from 1 to 255, not '0'"),
+        ("a:256", "port must be"), ("a:1:65536", "gid must be a number from 0 to 65535"), ("a:1:2:3", "gid must be"),
+        ("a:one", "port must be .* not 'one'"), ("a:\u0661", "port must be"), ("a,", "'' must be one of traffic_class"),
+        ("a,b", "'b' must be one of"), ("lane=3", "'lane=3' must be one of"), ("service_level=16", "from 0 to 15"),
+        ("traffic_class=256", "from 0 to 255"), ("traffic_class=", "traffic_class must be"),
+        ("pkey_index=-1", "pkey_index must be"), ("pkey_index=1,pkey_index=1", "each once"),
+        ("binding=none", "binding must be pyverbs or ibverbs, not 'none'"),
+    ],
+)  # fmt: skip
+def test_parts_of_rdma_that_are_none(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=f"^verbs is {re.escape(repr(text))}: .*{named}"):
+        Config(verbs=text)
+
+
+@pytest.mark.parametrize(("limit", "by_rdma"), [(64, 128), (16383, 32766), (16384, 32768), (1 << 20, 32768)])
+def test_frames_by_rdma_have_twice_the_room_and_no_more_than_a_receive(limit: int, by_rdma: int) -> None:
+    assert Config(eager_limit=limit).verbs_eager_limit == by_rdma
+
+
+def test_a_setting_that_is_gone_names_what_to_write(here: Path, user: Path) -> None:
+    with pytest.raises(TypeError, match="^argument: the setting 'verbs_device' is gone: write verbs='mlx5_0:1:3'"):
+        load(here, user, verbs_device="mlx5_0")
+    with pytest.raises(ValueError, match="^environment: the setting 'ZCACTOR_VERBS_BINDING' is gone: write verbs='"):
+        load(here, user, {"ZCACTOR_VERBS_BINDING": "none"})
+    (user / FILE_NAME).write_text("verbs_port = 1\n")
+    with pytest.raises(ValueError, match="zcactor.toml: the setting 'verbs_port' is gone: write verbs='"):
+        load(here, user)
+    with pytest.raises(TypeError, match="the setting 'verbs_pkey_index' is gone: write verbs='pkey_index=2'"):
+        Config(verbs_pkey_index=2)  # type: ignore[call-arg]
 
 
 def test_every_number_has_a_least_value() -> None:
@@ -266,7 +313,7 @@ def test_defaults_alone_import_neither_toml_nor_msgspec(here: Path, user: Path) 
         ("host", 1, TypeError), ("ports", 7433, TypeError), ("tls", Path("/certificates"), TypeError),
         ("namespace", None, TypeError), ("log_to_driver", "yes", TypeError), ("require", "local", ValueError),
         ("namespace", "\ud800", TypeError), ("host", "\ud800", TypeError), ("num_cpus", 1.5, TypeError),
-        ("store_capacity", float(1 << 30), TypeError), ("verbs_port", True, TypeError),
+        ("store_capacity", float(1 << 30), TypeError), ("verbs", True, TypeError),
         ("spawn_timeout", "60", TypeError), ("warn_after", float("nan"), ValueError),
     ],
 )  # fmt: skip

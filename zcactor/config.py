@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict
 
 from zcactor.folders import NoFolder, is_there, opened_at_once, shared_by, user_folder
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "FILE_NAME", "MAXIMUM", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "FurtherSettings",
-    "load_config", "ports_of", "unknown_setting",
+    "FILE_NAME", "MAXIMUM", "MAX_VERBS_EAGER_LIMIT", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS",
+    "Config", "FurtherSettings", "Rdma", "load_config", "ports_of", "rdma_of", "unknown_setting",
 ]  # fmt: skip
 
 FILE_NAME = "zcactor.toml"
@@ -42,6 +42,10 @@ TRANSPORTS: Final[dict[str, str]] = {
 
 NOT_BY_TLS = "tls is set, and bytes by RDMA cannot be encrypted"
 """The reason why RDMA is off where `Config.tls` is set."""
+
+MAX_VERBS_EAGER_LIMIT: Final = 32768
+"""Bytes of the largest payload in a frame by RDMA: each receive that is posted to a card has room for it, and peers
+refuse more."""
 
 RESERVED: Mapping[str, str] = MappingProxyType(
     {
@@ -67,8 +71,8 @@ so that printing the configuration never shows it."""
 
 _SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 """The ends of the names that Kubernetes sets for each Service in a pod's namespace. A Service called ``zcactor`` or
-``zcactor-head`` gives them our prefix. Of ``ZCACTOR_PORT`` and ``ZCACTOR_VERBS_PORT`` the value shows it, which is a
-URL then (``tcp://10.96.0.12:7433``)."""
+``zcactor-head`` gives them our prefix. Of ``ZCACTOR_PORT`` and ``ZCACTOR_HEAD_PORT`` the value shows it, which is a URL
+then (``tcp://10.96.0.12:7433``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,9 @@ class Config:
             goes back to the system after some seconds. With 128 MiB a loop over arrays of some MiB has no page faults,
             and the sum over all actors stays bearable.
         eager_limit: bytes of the largest payload that travels in a frame; larger payloads go by reference. At most
-            1 MiB. Copying 16 KiB takes about as long as resolving one reference. Larger frames delay the calls queued
-            behind them.
+            1 MiB. By RDMA twice this, and at most 32,768 bytes: each receive that is posted to a card has room for
+            such a frame. Copying 16 KiB takes about as long as resolving one reference. Larger frames delay the calls
+            queued behind them.
         recv_depth: frames that a peer may have outstanding towards this process. 1,024 frames of `eager_limit` bytes
             bound the memory that a peer can take to 16 MiB. With a smaller number senders wait for credits at high call
             rates.
@@ -134,18 +139,14 @@ class Config:
             home). All traffic with other hosts then passes through TLS 1.3, arrays included, and only processes with a
             certificate of that CA are admitted. All hosts must set it. With `tls` there is no RDMA, and `sealing` has
             no effect.
-        verbs_binding: the Python binding of libibverbs to use; ``"none"`` switches RDMA off.
-        verbs_device: name of the only RDMA device to use, as in /sys/class/infiniband; None offers all devices that
-            work to peers.
-        verbs_port: number of the only port of the device to use; None tries all ports.
-        verbs_gid_index: index of the entry of the port's GID table to use; None takes the entry that stands for `host`.
-        verbs_traffic_class: traffic class of packets by RDMA, by which switches choose a queue: four times the DSCP of
-            RoCE v2, and ECN. A lossless network has one for RDMA: 104 is DSCP 26. It has no effect on InfiniBand,
-            where the service level counts.
-        verbs_service_level: service level of packets by RDMA: the lane of InfiniBand, or the priority of RoCE in a
-            VLAN.
-        verbs_pkey_index: place of the partition's key in the port's table, in which InfiniBand's subnet manager enters
-            the partitions of a host. All hosts name the same partition.
+        verbs: the use of RDMA: ``"auto"`` offers all ports of all devices that work to peers, ``"off"`` none, and
+            ``"device:port:gid"``, as in ``"mlx5_0:1:3"``, this device alone (a name in /sys/class/infiniband), this
+            port of it and this entry of the port's GID table. ``"mlx5_0"`` leaves port and entry open. Further parts
+            follow after commas. ``traffic_class=104``: the traffic class of packets, by which switches choose a queue:
+            four times the DSCP of RoCE v2, and ECN; a lossless network has one for RDMA. ``service_level=3``: the lane
+            of InfiniBand, or the priority of RoCE in a VLAN. ``pkey_index=2``: the place of the partition's key in the
+            port's table; all hosts name the same partition. ``binding=pyverbs`` or ``binding=ibverbs``: the Python
+            binding of libibverbs.
         head_timeout: seconds that a request to the cluster's head waits while the head is away; then it raises
             `HeadUnavailable`. A head that is started again needs two or three.
         head_patience: seconds that a node goes on after it has lost its head, as the head's setting says. Then it ends
@@ -153,9 +154,6 @@ class Config:
             head takes, and short, because names of a lost node's actors are free only two seconds after this.
         idle_timeout: seconds after which an unused connection is closed, because it takes descriptors at both ends; the
             next call opens it again. The connection to the agent of the own node stays open. 0 keeps all connections.
-        verbs_idle_timeout: like `idle_timeout`, for connections by RDMA: cards slow down with thousands of connections.
-        verbs_eager_limit: like `eager_limit`, towards peers that are reached by RDMA, in bytes. At most 32,768, as each
-            receive that is posted to a card has room for such a frame.
         gpu: the driver of GPUs: ``"cuda"`` for NVIDIA's, ``"auto"`` for these where they work and none elsewhere,
             ``"fake"`` for GPUs that are simulated in memory, so that programs for GPUs can be tested without one, or
             ``"off"``.
@@ -195,15 +193,7 @@ class Config:
     sealing: Literal["on", "off"] = "on"
     integrity: Literal["auto", "arrays", "frames"] = "auto"
     tls: str | None = None
-    verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] = "auto"
-    verbs_device: str | None = None
-    verbs_port: int | None = None
-    verbs_gid_index: int | None = None
-    verbs_traffic_class: int = 0
-    verbs_service_level: int = 0
-    verbs_pkey_index: int = 0
-    verbs_eager_limit: int = 32768
-    verbs_idle_timeout: float = 300.0
+    verbs: str = "auto"
     idle_timeout: float = 300.0
     head_timeout: float = 10.0
     head_patience: float = 6.0
@@ -212,6 +202,15 @@ class Config:
     device_capacity: int | None = None
     device_keep_nbytes: int = 256 << 20
     check: Literal["", "bytes"] = ""
+
+    if not TYPE_CHECKING:  # checkers take the parameters from the fields
+
+        def __new__(cls, *_: object, **given: object) -> Self:
+            """Refuse settings of versions before."""
+            for name in given:
+                if name in _GONE:
+                    raise TypeError(unknown_setting("Config", name))
+            return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -247,6 +246,17 @@ class Config:
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
         if self.ports is not None:
             ports_of(self.ports)
+        rdma_of(self.verbs)
+
+    @property
+    def rdma(self) -> Rdma:
+        """The parts of `verbs`."""
+        return rdma_of(self.verbs)
+
+    @property
+    def verbs_eager_limit(self) -> int:
+        """Bytes of the largest payload in a frame by RDMA."""
+        return min(2 * self.eager_limit, MAX_VERBS_EAGER_LIMIT)
 
 
 def ports_of(text: str) -> range:
@@ -259,6 +269,70 @@ def ports_of(text: str) -> range:
     if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16:
         return range(int(first), int(last) + 1)
     raise ValueError(f"ports must be two ports from 1 to 65535, the lower first, as in '7434-7533', not {text!r}")
+
+
+class Rdma(NamedTuple):
+    """The parts of `Config.verbs`."""
+
+    device: str | None
+    """The only device; None for all."""
+    port: int | None
+    """The only port; None for all."""
+    gid_index: int | None
+    """The entry of the port's GID table; None for the one of `Config.host`."""
+    marks: tuple[int, int, int]
+    """Traffic class, service level, and place of the partition's key."""
+    binding: str | None
+    """The binding; None for the first that works, ``"none"`` where RDMA is off."""
+
+
+_MARKS: Final = {"traffic_class": 255, "service_level": 15, "pkey_index": 0xFFFF}
+"""The largest values: 8 and 4 bits of a packet, 16 of the kernel's interface."""
+
+
+def rdma_of(text: str) -> Rdma:
+    """The parts of `Config.verbs`.
+
+    Raises:
+        ValueError: `text` has another form, or a number is out of its range. The message names the part.
+    """
+    place, *options = text.split(",")
+    if "=" in place:
+        place, options = "auto", [place, *options]
+    if place == "off" and not options:
+        return Rdma(None, None, None, (0, 0, 0), "none")
+    device, _, numbers = place.partition(":")
+    port, _, gid = numbers.partition(":")
+    if device in ("", "off"):
+        raise ValueError(f"verbs is {text!r}: it must be 'auto', 'off' or 'device:port:gid', as in 'mlx5_0:1:3'")
+    given: dict[str, str] = {}
+    for each in options:
+        name, _, value = each.partition("=")
+        if name in given or name not in (*_MARKS, "binding"):
+            raise ValueError(
+                f"verbs is {text!r}: {each!r} must be one of {', '.join(_MARKS)} and binding, each once, with its "
+                "value behind ="
+            )
+        given[name] = value
+    binding = given.get("binding")
+    if binding not in (None, "pyverbs", "ibverbs"):
+        raise ValueError(f"verbs is {text!r}: binding must be pyverbs or ibverbs, not {binding!r}")
+    traffic_class, service_level, pkey_index = (
+        _number(text, name, given.get(name, "0"), 0, most) for name, most in _MARKS.items()
+    )
+    return Rdma(
+        None if device == "auto" else device,
+        _number(text, "port", port, 1, 255) if port else None,
+        _number(text, "gid", gid, 0, 0xFFFF) if gid else None,
+        (traffic_class, service_level, pkey_index),
+        binding,
+    )
+
+
+def _number(text: str, name: str, value: str, least: int, most: int) -> int:
+    if value.isascii() and value.isdecimal() and least <= int(value) <= most:
+        return int(value)
+    raise ValueError(f"verbs is {text!r}: {name} must be a number from {least} to {most}, not {value!r}")
 
 
 class FurtherSettings(TypedDict, total=False):
@@ -279,15 +353,7 @@ class FurtherSettings(TypedDict, total=False):
     ports: str | None
     sealing: Literal["on", "off"] | None
     integrity: Literal["auto", "arrays", "frames"] | None
-    verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] | None
-    verbs_device: str | None
-    verbs_port: int | None
-    verbs_gid_index: int | None
-    verbs_traffic_class: int | None
-    verbs_service_level: int | None
-    verbs_pkey_index: int | None
-    verbs_eager_limit: int | None
-    verbs_idle_timeout: float | None
+    verbs: str | None
     idle_timeout: float | None
     head_timeout: float | None
     head_patience: float | None
@@ -328,13 +394,6 @@ MINIMUM: Mapping[str, float] = {
     "warn_after": 0,
     "num_cpus": 0,
     "num_gpus": 0,
-    "verbs_port": 1,
-    "verbs_gid_index": 0,
-    "verbs_traffic_class": 0,
-    "verbs_service_level": 0,
-    "verbs_pkey_index": 0,
-    "verbs_eager_limit": 64,
-    "verbs_idle_timeout": 0,
     "idle_timeout": 0,
     "head_timeout": 0,
     "head_patience": 0,
@@ -349,10 +408,6 @@ MAXIMUM: Mapping[str, int] = {
     "store_capacity": 1 << 47,  # the user half of an x86-64 address space
     "eager_limit": 1 << 20,  # a peer must not decide about the size of our receive buffers
     "recv_depth": 1 << 20,  # far above any useful window, and no product of it overflows
-    "verbs_traffic_class": 255,  # 8 bits of a packet
-    "verbs_service_level": 15,  # 4 bits of a packet
-    "verbs_pkey_index": 0xFFFF,  # 16 bits of the kernel's interface
-    "verbs_eager_limit": 32768,
 }
 """The largest value of some numeric fields, in the unit of the field. Peers refuse larger ones."""
 
@@ -421,9 +476,27 @@ def _names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Config))
 
 
+_VERBS: Final = (
+    "write verbs='mlx5_0:1:3' for a device, a port and an entry of its GID table, and further parts after commas"
+)
+_GONE: Final[Mapping[str, str]] = {
+    "verbs_binding": "write verbs='binding=pyverbs', or verbs='off'",
+    **dict.fromkeys(("verbs_device", "verbs_port", "verbs_gid_index"), _VERBS),
+    "verbs_traffic_class": "write verbs='traffic_class=104'",
+    "verbs_service_level": "write verbs='service_level=3'",
+    "verbs_pkey_index": "write verbs='pkey_index=2'",
+    "verbs_eager_limit": "write eager_limit, which is half of it",
+    "verbs_idle_timeout": "write idle_timeout, which counts by RDMA, too",
+}
+"""Settings of versions before, and what to write in their place."""
+
+
 def unknown_setting(source: str, name: str, valid: tuple[str, ...] | None = None) -> str:
     """The message for a name that is no setting, with the closest of the `valid` ones, which are all settings by
     default."""
+    gone = _GONE.get(name.removeprefix(PREFIX).lower())
+    if gone is not None:
+        return f"{source}: the setting {name!r} is gone: {gone}"
     import difflib  # for the message only
 
     valid = valid or _names()

@@ -26,7 +26,7 @@ from zcactor.transport.tcp.endpoint import TcpEndpoint
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 
 NAME = bytes(range(16))
-CONFIG = replace(Config(), host="127.0.0.1", verbs_binding="none")
+CONFIG = replace(Config(), host="127.0.0.1", verbs="off")
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def test_falling_back_is_allowed_where_tcp_is(directory: Path, store: Store, tra
 
 def test_settings_are_handed_on(directory: Path, store: Store) -> None:
     (endpoint,) = make(
-        directory, store, "verbs,tcp", verbs_device="mlx5_7", verbs_port=2, verbs_gid_index=5, recv_depth=77,
-        eager_limit=4096, verbs_traffic_class=104, verbs_service_level=3, verbs_pkey_index=2,
+        directory, store, "verbs,tcp", verbs="mlx5_7:2:5,traffic_class=104,service_level=3,pkey_index=2",
+        recv_depth=77, eager_limit=4096,
     ).ways  # fmt: skip
     assert endpoint._wanted == ("mlx5_7", 2, 5)
     assert endpoint._marks == (104, 3, 2)
-    assert (endpoint._recv_depth, endpoint._eager_limit) == (77, 4096)
+    assert (endpoint._recv_depth, endpoint._eager_limit, endpoint._verbs_eager_limit) == (77, 4096, 8192)
     assert endpoint.process == NAME
 
 

@@ -109,7 +109,7 @@ def test_no_binding(look: Look) -> None:
 
 
 def test_rdma_switched_off(tmp_path: Path) -> None:
-    config, sources = load_config({"verbs_binding": "none"}, environ={}, directory=tmp_path, user_directory=tmp_path)
+    config, sources = load_config({"verbs": "off"}, environ={}, directory=tmp_path, user_directory=tmp_path)
     report = examine(config, sources)
     assert [reason.binding for reason in report.rdma.missing] == ["none"]
 
@@ -183,10 +183,10 @@ def test_two_devices(look: Look, fabric: FakeFabric) -> None:
     report = look(fabric.binding())
     assert [device.name for device in report.rdma.devices] == ["a", "b"]
     assert (report.rdma.verdict.works, report.rdma.verdict.device) == (True, "b")
-    named = look(fabric.binding(), verbs_device="a")
+    named = look(fabric.binding(), verbs="a")
     assert len(named.rdma.devices) == 2
     assert "a port 1 is DOWN" in named.rdma.verdict.reason
-    assert "with index 7" in look(fabric.binding(), verbs_device="b", verbs_gid_index=7).rdma.verdict.reason
+    assert "with index 7" in look(fabric.binding(), verbs="b::7").rdma.verdict.reason
 
 
 def test_further_ports_are_named(look: Look, fabric: FakeFabric) -> None:
@@ -195,7 +195,7 @@ def test_further_ports_are_named(look: Look, fabric: FakeFabric) -> None:
     fabric.nics["b"].set_active(False)
     verdict = look(fabric.binding()).rdma.verdict
     assert (verdict.device, verdict.further) == ("a", ("c port 1",))
-    assert look(fabric.binding(), verbs_device="c").rdma.verdict.further == ()
+    assert look(fabric.binding(), verbs="c").rdma.verdict.further == ()
 
 
 def test_a_device_that_fails_half_way(look: Look, fabric: FakeFabric) -> None:

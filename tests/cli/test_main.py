@@ -72,7 +72,7 @@ def test_doctor_as_json(here: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_exit_status_where_nothing_is_usable(here: Path, options: tuple[str, ...]) -> None:
-    environ = {"ZCACTOR_TRANSPORTS": "verbs", "ZCACTOR_VERBS_BINDING": "none"}
+    environ = {"ZCACTOR_TRANSPORTS": "verbs", "ZCACTOR_VERBS": "off"}
     done = run(here, "doctor", *options, environ=environ)
     assert (done.returncode, done.stderr) == (1, "")
     assert "asks for no RDMA" in done.stdout

@@ -17,7 +17,7 @@ from zcactor.transport.registry import SUFFIXES, EndpointSettings, prefers_host,
 
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_each_transport_makes_endpoints_of_its_name(name: str, tmp_path: Path) -> None:
-    config = replace(Config(), verbs_binding="none", recv_depth=77, ports="4000-4001")
+    config = replace(Config(), verbs="off", recv_depth=77, ports="4000-4001")
     store = Store(1 << 20, bytes(16))
     settings = EndpointSettings(config, [name], tmp_path, bytes(16), TOKEN, store, lambda *_: None)
     endpoint = transport(name).make(settings)

@@ -474,7 +474,7 @@ def examine(
         calls: tries the calls of the kernel.
     """
     if binding is None:
-        binding = drivers.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
+        binding = drivers.bindings(config.rdma.binding)
     store = _store(config, sources["store_capacity"], huge_pages, memlock, own_groups() if groups is None else groups)
     rdma = _rdma(config, binding, store.capacity, memlock)
     transports = _transports(config, rdma.verdict)

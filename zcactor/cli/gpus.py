@@ -138,7 +138,7 @@ def look_at_gpus(config: Config, root: Path = Path("/"), binding: Binding | Abse
 def _card(config: Config, binding: Binding | Absent | None) -> Iterator[RegisteredGpuMemory | str]:
     """The network card that RDMA would use here, open, or the reason why there is none."""
     if binding is None:
-        binding = drivers.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
+        binding = drivers.bindings(config.rdma.binding)
     found = viability(binding, arena_nbytes=_PROOF_NBYTES, **wishes(config))
     if isinstance(found, NotViable) or isinstance(binding, Absent):
         yield f"RDMA does not work here: {found.reason if isinstance(found, NotViable) else binding}"

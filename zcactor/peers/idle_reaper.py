@@ -32,7 +32,7 @@ class IdleReaper:
         tasks: the tasks of the process.
         requests: carry the proposals to peers.
         simultaneous_opens: settles connections that peers have opened meanwhile.
-        config: has `idle_timeout` and `verbs_idle_timeout`.
+        config: has `idle_timeout`.
         keeps: whether the process keeps all its connections open, as the agent of a node does.
     """
 
@@ -54,8 +54,7 @@ class IdleReaper:
         it."""
         self._agreed: dict[Session, int] = {}
         """Sessions that the peer closes by agreement, with the number of calls that had been sent by then."""
-        timeouts = [] if keeps else [each for each in (config.idle_timeout, config.verbs_idle_timeout) if each]
-        self._pause = min(timeouts, default=0.0) / 2
+        self._pause = 0.0 if keeps else config.idle_timeout / 2
         self._alarm = Alarm(tasks.loop, self._pause, self.look) if self._pause else None
 
     def look(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.config import MAXIMUM, NOT_BY_TLS
+from zcactor.config import MAX_VERBS_EAGER_LIMIT, NOT_BY_TLS
 from zcactor.errors import ConnectionLost
 from zcactor.logs import logger
 from zcactor.transport.registry import EndpointSettings, Transport
@@ -76,7 +76,7 @@ class VerbsEndpoint(TcpEndpoint):
         device: str | None = None,
         device_port: int | None = None,
         gid_index: int | None = None,
-        verbs_eager_limit: int = MAXIMUM["verbs_eager_limit"],
+        verbs_eager_limit: int = MAX_VERBS_EAGER_LIMIT,
         marks: tuple[int, int, int] = (0, 0, 0),
         falls_back: bool = True,
         sealing: bool = False,
@@ -190,14 +190,12 @@ class VerbsEndpoint(TcpEndpoint):
 
 
 def _endpoint(settings: EndpointSettings) -> VerbsEndpoint:
-    config, store = settings.config, settings.store
+    config, store, rdma = settings.config, settings.store, settings.config.rdma
     arena = store.arena
     endpoint = VerbsEndpoint(
         config.host, settings.process, settings.token, arena, arena.fd, config.recv_depth, config.eager_limit,
-        binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding, quick=True),
-        lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
-        gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit,
-        marks=(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
+        binding=lambda: bindings(rdma.binding, quick=True), lookup=store.lookup, device=rdma.device,
+        device_port=rdma.port, gid_index=rdma.gid_index, verbs_eager_limit=config.verbs_eager_limit, marks=rdma.marks,
         falls_back="tcp" in settings.names, port=settings.port, sealing=config.sealing == "on",
         integrity=Integrity[config.integrity.upper()], tls=settings.tls,
     )  # fmt: skip

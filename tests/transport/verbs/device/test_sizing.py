@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.transport.verbs.parts import engine_on
-from zcactor.transport.verbs.device.sizing import MAX_VERBS_EAGER_LIMIT, peers_of, pinned_nbytes, slot_nbytes_for
+from zcactor.config import MAX_VERBS_EAGER_LIMIT
+from zcactor.transport.verbs.device.sizing import peers_of, pinned_nbytes, slot_nbytes_for
 from zcactor.transport.verbs.driver.fake import FakeFabric
 
 

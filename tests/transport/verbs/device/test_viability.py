@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.transport.verbs.parts import engine_on
-from zcactor.transport.verbs.device.sizing import DEPTH, MAX_VERBS_EAGER_LIMIT, SEND_REQUESTS, pinned_nbytes
+from zcactor.config import MAX_VERBS_EAGER_LIMIT
+from zcactor.transport.verbs.device.sizing import DEPTH, SEND_REQUESTS, pinned_nbytes
 from zcactor.transport.verbs.device.versions import SEALS_NBYTES
 from zcactor.transport.verbs.device.viability import (
     NotViable,
@@ -170,7 +171,7 @@ def test_partitions(fabric: FakeFabric, link_layer: LinkLayer) -> None:
     assert "a port 1 has only limited membership of partition 0x7ffe at index 1" in answer.reason
     answer = refused(check(fabric.binding(), marking=Marking(pkey_index=3)))
     assert "a port 1 has no partition key at index 3" in answer.reason
-    assert "set verbs_pkey_index" in answer.fix and "/sys/class/infiniband/a/ports/1/pkeys/*" in answer.fix
+    assert "set pkey_index in verbs" in answer.fix and "/sys/class/infiniband/a/ports/1/pkeys/*" in answer.fix
 
 
 def test_roce_without_a_table_of_partitions(fabric: FakeFabric) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zcactor.config import MAXIMUM
+from zcactor.config import MAX_VERBS_EAGER_LIMIT
 from zcactor.transport.frames import LENGTH_PREFIX, max_frame_for
 from zcactor.transport.stream.record_layer import RECORD_NBYTES
 from zcactor.transport.verbs.device.bounce import BOUNCE_NBYTES
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.driver.base import DeviceAttributes
 
 __all__ = [
-    "CQE_OF_PEER", "DEPTH", "FIXED_NBYTES", "MAX_CQE", "MAX_READS", "MAX_RECEIVES", "MAX_VERBS_EAGER_LIMIT",
+    "CQE_OF_PEER", "DEPTH", "FIXED_NBYTES", "MAX_CQE", "MAX_READS", "MAX_RECEIVES",
     "PROOF_NBYTES", "SEND_DEPTH", "SEND_REQUESTS", "peers_of", "pinned_nbytes", "slot_nbytes_for",
 ]  # fmt: skip
 
-MAX_VERBS_EAGER_LIMIT: Final = MAXIMUM["verbs_eager_limit"]
-"""Bytes. Slots have room for such a payload and the rest of a frame, and each peer takes 68 slots."""
 DEPTH: Final = 34
 """Messages that a peer may send before it gets credits, with the two that take no credit. One turn of the loop makes
 fewer, as several frames share a message."""

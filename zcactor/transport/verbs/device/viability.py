@@ -258,7 +258,7 @@ def _port_candidate(
         what = f"only limited membership of partition {partition:#06x}" if partition else "no partition key"
         return NotViable(
             f"{where} has {what} at index {marking.pkey_index}",
-            "set verbs_pkey_index to the place of a key from 0x8001 on (grep . /sys/class/infiniband/"
+            "set pkey_index in verbs to the place of a key from 0x8001 on (grep . /sys/class/infiniband/"
             f"{device.name}/ports/{number}/pkeys/*), or have the subnet manager make the port a full member: limited "
             "members do not reach each other",
         )
@@ -332,12 +332,13 @@ def _candidates(
 
 def wishes(config: Config) -> dict[str, Any]:
     """The arguments of `viable_ports` that the settings decide about."""
+    rdma = config.rdma
     return {
-        "device": config.verbs_device,
-        "port": config.verbs_port,
-        "gid_index": config.verbs_gid_index,
+        "device": rdma.device,
+        "port": rdma.port,
+        "gid_index": rdma.gid_index,
         "local_address": config.host,
-        "marking": Marking(config.verbs_traffic_class, config.verbs_service_level, config.verbs_pkey_index),
+        "marking": Marking(*rdma.marks),
     }
 
 

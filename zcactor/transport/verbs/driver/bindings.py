@@ -122,9 +122,9 @@ def bindings(
         The binding, or an `Absent` with one reason for each that was tried. No exception of a binding is raised.
     """
     if which == "none":
-        return Absent((Reason("none", "ZCACTOR_VERBS_BINDING=none asks for no RDMA", "unset it"),))
+        return Absent((Reason("none", "the setting verbs is off", "unset it"),))
     if which and which not in NAMES:
-        return Absent((Reason(which, "no such binding", f"set ZCACTOR_VERBS_BINDING to {', '.join(NAMES)} or none"),))
+        return Absent((Reason(which, "no such binding", f"name one of {', '.join(NAMES)}"),))
     if quick and not has_device(root):
         return Absent((Reason("the kernel", f"it lists no RDMA device in {root}", _NO_KERNEL),))
     # Imported here only: with all their imports they are the larger part of this package.

@@ -286,7 +286,7 @@ def unlike(ours: Offer | PortName, theirs: Offer | PortName) -> str:
     if (ours.partition ^ theirs.partition) & PARTITION:
         return (
             f"{ours.device} here uses partition key {ours.partition:#06x} and the peer's {theirs.device} "
-            f"{theirs.partition:#06x}, which are of two partitions: set verbs_pkey_index at both"
+            f"{theirs.partition:#06x}, which are of two partitions: set verbs='pkey_index=...' at both"
         )
     return ""
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine
 
-    from zcactor.config import Config
     from zcactor.transport.bytes import Commit, RemoteRegion
     from zcactor.transport.stream.record_layer import Seals
     from zcactor.transport.verbs.device.engine import Engine
@@ -506,10 +505,6 @@ class VerbsConnection(Connection):
         self._lose(self._ended(f"broke: the bulk queue pair cannot be used any more: {error}"), broken=True)
 
     # ---- facts
-
-    def idle_timeout(self, config: Config) -> float:
-        """See `zcactor.transport.base.Connection`. Queue pairs take memory of the card."""
-        return config.verbs_idle_timeout
 
     @property
     def heard(self) -> int | None:
