@@ -768,8 +768,7 @@ REDUCED = (16, 64)
 SHARE: Final = 0.85
 """Budget: of the rate of bare sockets."""
 ENVIRONMENT: Final = {
-    "ZCACTOR_TOKEN": "5a" * 32, "ZCACTOR_SEALING": "off", "ZCACTOR_INTEGRITY": "frames",
-    "ZCACTOR_STORE_CAPACITY": str(1 << 30),
+    "ZCACTOR_TOKEN": "5a" * 32, "ZCACTOR_SECURITY": "off", "ZCACTOR_STORE_CAPACITY": str(1 << 30),
 }  # fmt: skip
 GROUP_PATIENCE: Final = 300.0
 """Seconds that all measurements of one size may take."""

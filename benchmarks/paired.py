@@ -52,8 +52,8 @@ ITEMS: Final[Mapping[str, tuple[str, int]]] = {
 """The name of each item, and its count in a round."""
 WAYS: Final[Mapping[str, Mapping[str, object]]] = {
     "local": {},
-    "tcp": {"transports": ["tcp"], "sealing": "off"},
-    "sealed": {"transports": ["tcp"], "sealing": "on"},
+    "tcp": {"transports": ["tcp"], "security": "off"},
+    "sealed": {"transports": ["tcp"]},
 }
 """The settings of a way from driver to actor."""
 ROUNDS, QUICK_ROUNDS = 48, 24
@@ -74,8 +74,11 @@ class Side:
 
     def __init__(self, tree: Path, core: int, settings: Mapping[str, object], way: str = "spawned") -> None:
         environment = {**os.environ, "PYTHONPATH": str(tree)}
+        has_security = "security: str" in (tree / "zcactor" / "config.py").read_text()  # others call it sealing
         environment |= {
-            f"ZCACTOR_{name.upper()}": ",".join(value) if isinstance(value, list) else str(value)
+            f"ZCACTOR_{(name if has_security else name.replace('security', 'sealing')).upper()}": ",".join(value)
+            if isinstance(value, list)
+            else str(value)
             for name, value in settings.items()
         }
         program = ROOT / "benchmarks" / "paired_side.py"

@@ -541,7 +541,7 @@ async def calls(binding: str, scale: Scale, *, quick: bool) -> list[Measurement]
     """Measure small calls against a bare ping-pong, and the frames, READs and copies of calls with arrays."""
     found: list[Measurement] = []
     library = usable(binding)
-    config = zc.Config(verbs=f"binding={binding}", sealing="off")
+    config = zc.Config(verbs=f"binding={binding}", security="off")
     async with AsyncExitStack() as outer:
         await outer.enter_async_context(zc.init(transports=("verbs",), config=config))
         stack = outer.enter_context(ExitStack())
@@ -711,7 +711,7 @@ async def _counts(graph: Any, actors: Sequence[Any]) -> list[float]:
 
 async def edges(binding: str, scale: Scale) -> tuple[dict[str, float], list[float], list[float]]:
     """The least microseconds of runs with an int and with an array, and their counts."""
-    config = zc.Config(verbs=f"binding={binding}", sealing="off")
+    config = zc.Config(verbs=f"binding={binding}", security="off")
     async with zc.init(transports=("verbs",), config=config):
         actors: list[Any] = [await Link.spawn() for _ in range(2)]
         maker, reader = actors
@@ -770,8 +770,8 @@ GUEST_ROUNDS, QUICK_GUEST_ROUNDS = 16, 8
 GUEST_LAUNCHES: Final = 2
 """The number of times that the sides are started. Instructions hardly differ from one start to the next."""
 TIMES_BASE, TIMES_PLAIN = 1.03, 1.3
-RDMA: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "off"}
-SEALED: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "on"}
+RDMA: Final[Mapping[str, object]] = {"transports": ["verbs"], "security": "off"}
+SEALED: Final[Mapping[str, object]] = {"transports": ["verbs"]}
 
 
 def guest(arguments: list[str] | None = None) -> int:

@@ -786,7 +786,7 @@ def _tell(what: int | str, way: str, values: list[float]) -> None:
 
 def _environment(medium: str, more: Mapping[str, str]) -> dict[str, str]:
     store = GUEST_STORE_NBYTES if medium == "rxe" else STORE_NBYTES
-    return {**os.environ, "ZCACTOR_SEALING": "off", "ZCACTOR_STORE_CAPACITY": str(store), **more}
+    return {**os.environ, "ZCACTOR_SECURITY": "off", "ZCACTOR_STORE_CAPACITY": str(store), **more}
 
 
 def _results(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

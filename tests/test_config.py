@@ -166,7 +166,7 @@ def test_an_unknown_argument_is_a_type_error(here: Path, user: Path) -> None:
         ("log_to_driver = 1", TypeError, "log_to_driver = 1 must be bool"),
         ("recv_depth = true", TypeError, "recv_depth = True must be int"),
         ("loop = 'trio'", ValueError, "loop = 'trio' must be Literal['auto', 'uvloop', 'asyncio']"),
-        ("integrity = 'all'", ValueError, "integrity = 'all' must be Literal['auto', 'arrays', 'frames']"),
+        ("loop = 'all'", ValueError, "loop = 'all' must be Literal['auto', 'uvloop', 'asyncio']"),
         ("loop = 3", TypeError, "loop = 3 must be Literal['auto', 'uvloop', 'asyncio']"),
         ("recv_depth = 0", ValueError, "recv_depth = 0 must be int, finite and at least 4"),
         ("spawn_timeout = inf", ValueError, "spawn_timeout = inf must be float, finite"),
@@ -203,9 +203,9 @@ def test_texts_of_other_classes_become_plain_ones() -> None:
         def __str__(self) -> str:
             return "another"
 
-    config = Config(namespace=Text("mine"), transports=Text("local,tcp"), sealing=Text("off"))  # type: ignore[arg-type]
-    assert (config.namespace, config.transports, config.sealing) == ("mine", "local,tcp", "off")
-    assert {type(each) for each in (config.namespace, config.transports, config.sealing)} == {str}
+    config = Config(namespace=Text("mine"), transports=Text("local,tcp"), security=Text("off"))
+    assert (config.namespace, config.transports, config.security) == ("mine", "local,tcp", "off")
+    assert {type(each) for each in (config.namespace, config.transports, config.security)} == {str}
 
 
 def test_a_config_made_directly_is_checked_and_frozen() -> None:
@@ -308,10 +308,10 @@ def test_defaults_alone_import_neither_toml_nor_msgspec(here: Path, user: Path) 
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
-        ("sealing", "auto", ValueError), ("sealing", True, TypeError), ("integrity", "all", ValueError),
+        ("loop", "auto ", ValueError), ("security", True, TypeError),
         ("check", "words", ValueError), ("gpu", 3, TypeError), ("transports", ("tcp",), TypeError),
-        ("host", 1, TypeError), ("ports", 7433, TypeError), ("tls", Path("/certificates"), TypeError),
-        ("namespace", None, TypeError), ("log_to_driver", "yes", TypeError), ("require", "local", ValueError),
+        ("host", 1, TypeError), ("ports", 7433, TypeError), ("security", Path("/certificates"), TypeError),
+        ("namespace", None, TypeError), ("log_to_driver", "yes", TypeError),
         ("namespace", "\ud800", TypeError), ("host", "\ud800", TypeError), ("num_cpus", 1.5, TypeError),
         ("store_capacity", float(1 << 30), TypeError), ("verbs", True, TypeError),
         ("spawn_timeout", "60", TypeError), ("warn_after", float("nan"), ValueError),
@@ -338,49 +338,32 @@ def test_host_is_an_address(host: str) -> None:
     assert Config(host="::1").host == "::1"
 
 
-# ---- tls
+# ---- security
 
 
-def test_tls_from_the_environment_or_an_argument(tmp_path: Path) -> None:
-    def load(arguments: dict[str, object], environ: dict[str, str]) -> tuple[Config, Mapping[str, str]]:
-        return load_config(arguments, environ=environ, directory=tmp_path, user_directory=tmp_path)
-
-    assert Config().tls is None
-    config, sources = load({}, {"ZCACTOR_TLS": "/etc/zcactor/tls"})
-    assert (config.tls, sources["tls"]) == ("/etc/zcactor/tls", "ZCACTOR_TLS")
-    config, sources = load({"tls": "~/tls"}, {})
-    assert (config.tls, sources["tls"]) == ("~/tls", "argument")
-
-
-def test_tls_is_an_absolute_path() -> None:
-    for path in ("tls", "./tls", ""):
-        with pytest.raises(ValueError, match="tls must be the absolute path of a folder"):
-            Config(tls=path)
+@pytest.mark.parametrize(
+    ("security", "sealing", "integrity", "tls"),
+    [
+        ("auto", True, "auto", None), ("arrays", True, "arrays", None), ("frames", True, "frames", None),
+        ("off", False, "auto", None), ("tls:/etc/zcactor/tls", True, "auto", "/etc/zcactor/tls"),
+        ("tls:~/tls", True, "auto", "~/tls"),
+    ],
+)  # fmt: skip
+def test_the_levels_of_security(here: Path, user: Path, security: str, sealing: bool, integrity: str, tls: str) -> None:
+    config, sources = load(here, user, {"ZCACTOR_SECURITY": security})
+    assert (config.sealing, config.integrity, config.tls) == (sealing, integrity, tls)
+    assert sources["security"] == "ZCACTOR_SECURITY"
 
 
-def test_tls_excludes_a_demand_for_rdma() -> None:
-    with pytest.raises(ValueError, match="require is 'verbs' and tls is set"):
-        Config(tls="/tls", require="verbs")
-    Config(tls="/tls", require="tcp")
+@pytest.mark.parametrize("text", ["", "on", "tls", "tls:", "tls:tls", "tls:./tls", "/tls", "Auto"])
+def test_a_level_of_security_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="^security must be one of auto, arrays, frames, off, or 'tls:' and the absol"):
+        Config(security=text)
 
 
 def test_a_variable_that_is_no_text(here: Path, user: Path) -> None:
     with pytest.raises(TypeError, match=r"^ZCACTOR_WARN_AFTER: warn_after = '\\udcff' must be float"):
         load_config(environ={"ZCACTOR_WARN_AFTER": "\udcff"}, directory=here, user_directory=user)
-
-
-def test_what_is_authenticated() -> None:
-    assert Config().integrity == "auto"
-    found, sources = load_config(
-        environ={"ZCACTOR_INTEGRITY": "frames"}, user_directory="/nowhere", directory="/nowhere"
-    )
-    assert (found.integrity, sources["integrity"]) == ("frames", "ZCACTOR_INTEGRITY")
-    with pytest.raises(ValueError, match="ZCACTOR_INTEGRITY: integrity = 'none' must be"):
-        load_config(environ={"ZCACTOR_INTEGRITY": "none"}, user_directory="/nowhere", directory="/nowhere")
-    with pytest.raises(ValueError, match="integrity is 'arrays' and sealing is 'off'.*set sealing to 'on', or tls"):
-        Config(integrity="arrays", sealing="off")
-    Config(integrity="arrays", sealing="off", tls="/tls")
-    Config(integrity="frames", sealing="off")
 
 
 @pytest.mark.parametrize(("name", "most"), [*MAXIMUM.items(), ("num_cpus", (1 << 63) - 1)])

@@ -40,8 +40,10 @@ TRANSPORTS: Final[dict[str, str]] = {
 """The transports in the default order of preference, each with the module that registers it; see
 `zcactor.transport.registry`."""
 
-NOT_BY_TLS = "tls is set, and bytes by RDMA cannot be encrypted"
-"""The reason why RDMA is off where `Config.tls` is set."""
+_SECURITY: Final = ("auto", "arrays", "frames", "off")
+
+NOT_BY_TLS = "security is TLS, and bytes by RDMA cannot be encrypted"
+"""The reason why RDMA is off with TLS."""
 
 MAX_VERBS_EAGER_LIMIT: Final = 32768
 """Bytes of the largest payload in a frame by RDMA: each receive that is posted to a card has room for it, and peers
@@ -120,25 +122,20 @@ class Config:
         num_gpus: GPUs that this node offers, the first ones of those that it sees; None offers all.
         transports: the transports that are allowed, separated by commas, the preferred one first: ``local`` (the same
             host), ``verbs`` (RDMA) and ``tcp``.
-        require: the transport that connections to other hosts must have. A peer that cannot be reached by it is an
-            error, instead of a slower connection. None takes any of `transports`.
         host: the IP address at which this process listens for peers by transports other than ``local``. Only this host
             reaches the default.
         ports: the ports that processes of this host listen at for other hosts, as ``"first-last"``: each process takes
             a free one. A firewall has to let them pass. None lets the system choose. The head's own port is set
             where it is started.
-        sealing: whether frames over TCP and by RDMA are encrypted, on loopback addresses too: ``"on"`` or ``"off"``.
-            Frames are encrypted when either side asks for it. The bytes of arrays are not encrypted. Processes of one
-            host use ``local``, which needs no encryption.
-        integrity: the data besides frames that is authenticated where frames are encrypted, so that a change on the way
-            is detected. ``"arrays"``: every byte of every array that is pulled. ``"frames"``: only the data of a
-            pickle, while plain arrays travel without authentication. ``"auto"``: arrays over TCP, and not by RDMA. The
-            stricter setting of the two ends holds. The setting has no effect where bytes are mapped, or with `tls`,
-            which protects everything.
-        tls: absolute path of a folder with ``ca.pem``, ``cert.pem`` and ``key.pem`` of this host (``~`` is the user's
-            home). All traffic with other hosts then passes through TLS 1.3, arrays included, and only processes with a
-            certificate of that CA are admitted. All hosts must set it. With `tls` there is no RDMA, and `sealing` has
-            no effect.
+        security: the protection of all data to other hosts; processes of one host use ``local``, which needs none.
+            ``"auto"``: frames are encrypted, on loopback addresses too, and arrays that are pulled over TCP are
+            authenticated, so that a change on the way is detected; both the bytes of arrays and arrays by RDMA can be
+            read on the way, and those by RDMA changed. ``"arrays"``: arrays by RDMA are authenticated, too.
+            ``"frames"``: of arrays only those of a pickle are authenticated. ``"off"``: nothing is encrypted or
+            authenticated. The stricter setting of the two ends holds. ``"tls:FOLDER"``, with the absolute path of a
+            folder with ``ca.pem``, ``cert.pem`` and ``key.pem`` of this host (``~`` is the user's home): all traffic
+            with other hosts passes through TLS 1.3, arrays included, and only processes with a certificate of that CA
+            are admitted. All hosts must set it then, and there is no RDMA.
         verbs: the use of RDMA: ``"auto"`` offers all ports of all devices that work to peers, ``"off"`` none, and
             ``"device:port:gid"``, as in ``"mlx5_0:1:3"``, this device alone (a name in /sys/class/infiniband), this
             port of it and this entry of the port's GID table. ``"mlx5_0"`` leaves port and entry open. Further parts
@@ -187,12 +184,9 @@ class Config:
     num_cpus: int | None = None
     num_gpus: int | None = None
     transports: str = "local,verbs,tcp"
-    require: Literal["verbs", "tcp"] | None = None
     host: str = "127.0.0.1"
     ports: str | None = None
-    sealing: Literal["on", "off"] = "on"
-    integrity: Literal["auto", "arrays", "frames"] = "auto"
-    tls: str | None = None
+    security: str = "auto"
     verbs: str = "auto"
     idle_timeout: float = 300.0
     head_timeout: float = 10.0
@@ -223,19 +217,10 @@ class Config:
                 f"transports must be some of {', '.join(TRANSPORTS)}, separated by commas and each once, "
                 f"not {self.transports!r}"
             )
-        if self.require is not None and self.require not in names:
-            raise ValueError(f"require is {self.require!r}, which transports, {self.transports!r}, does not allow")
-        if self.tls is not None and not self.tls.startswith(("/", "~")):
+        if self.security not in _SECURITY and not self.security.startswith(("tls:/", "tls:~")):
             raise ValueError(
-                f"tls must be the absolute path of a folder, which processes in other directories find too, not "
-                f"{self.tls!r}"
-            )
-        if self.tls is not None and self.require == "verbs":
-            raise ValueError(f"require is 'verbs' and {NOT_BY_TLS}; unset one of them")
-        if self.integrity == "arrays" and self.sealing == "off" and self.tls is None:
-            raise ValueError(
-                "integrity is 'arrays' and sealing is 'off', so there are no keys to authenticate arrays with; set "
-                "sealing to 'on', or tls"
+                f"security must be one of {', '.join(_SECURITY)}, or 'tls:' and the absolute path of a folder, which "
+                f"processes in other directories find too, not {self.security!r}"
             )
         if _is_link_local(self.host):
             raise ValueError(
@@ -247,6 +232,21 @@ class Config:
         if self.ports is not None:
             ports_of(self.ports)
         rdma_of(self.verbs)
+
+    @property
+    def sealing(self) -> bool:
+        """Whether frames are encrypted on their way to other hosts where there is no TLS."""
+        return self.security != "off"
+
+    @property
+    def integrity(self) -> Literal["auto", "arrays", "frames"]:
+        """The data beside frames that is authenticated."""
+        return "arrays" if self.security == "arrays" else "frames" if self.security == "frames" else "auto"
+
+    @property
+    def tls(self) -> str | None:
+        """The folder with this host's certificate; None without TLS."""
+        return self.security.removeprefix("tls:") if self.security.startswith("tls:") else None
 
     @property
     def rdma(self) -> Rdma:
@@ -351,8 +351,6 @@ class FurtherSettings(TypedDict, total=False):
     loop: Literal["auto", "uvloop", "asyncio"] | None
     host: str | None
     ports: str | None
-    sealing: Literal["on", "off"] | None
-    integrity: Literal["auto", "arrays", "frames"] | None
     verbs: str | None
     idle_timeout: float | None
     head_timeout: float | None
@@ -480,6 +478,10 @@ _VERBS: Final = (
     "write verbs='mlx5_0:1:3' for a device, a port and an entry of its GID table, and further parts after commas"
 )
 _GONE: Final[Mapping[str, str]] = {
+    "require": "leave the other transports out of transports, as in transports='local,verbs'",
+    "sealing": "write security='off', or leave it out",
+    "integrity": "write security='arrays' or security='frames', or leave it out",
+    "tls": "write security='tls:/folder'",
     "verbs_binding": "write verbs='binding=pyverbs', or verbs='off'",
     **dict.fromkeys(("verbs_device", "verbs_port", "verbs_gid_index"), _VERBS),
     "verbs_traffic_class": "write verbs='traffic_class=104'",

@@ -111,8 +111,8 @@ async def test_paths(node: zc.Runtime) -> None:
     ("settings", "told"),
     [
         ({}, (True, "arrays")),
-        ({"ZCACTOR_INTEGRITY": "frames"}, (True, "frames")),
-        ({"ZCACTOR_SEALING": "off"}, (False, "none")),
+        ({"ZCACTOR_SECURITY": "frames"}, (True, "frames")),
+        ({"ZCACTOR_SECURITY": "off"}, (False, "none")),
     ],
     ids=["by default", "frames", "not sealed"],
 )

@@ -135,31 +135,31 @@ def test_peers_may_read_what_they_hold_a_lease_on_and_no_more(directory: Path, s
 @pytest.mark.parametrize("transports", ["tcp", "verbs,tcp"])
 def test_certificates_are_handed_on(directory: Path, store: Store, tmp_path: Path, transports: str) -> None:
     folder = Authority().folder(tmp_path / "tls")
-    (endpoint,) = make(directory, store, transports, tls=str(folder), sealing="on").ways
+    (endpoint,) = make(directory, store, transports, security=f"tls:{folder}").ways
     assert endpoint._tls is not None
     assert endpoint._sealing is False
     assert endpoint.viability() is None
     with pytest.raises(AuthenticationError, match="none, and ca.pem there cannot be read"):
-        make(directory, store, transports, tls=str(tmp_path / "none"))
+        make(directory, store, transports, security=f"tls:{tmp_path}/none")
 
 
 def test_nothing_is_loaded_where_there_are_no_other_hosts(directory: Path, store: Store) -> None:
-    assert type(make(directory, store, "local,tcp", tls="/none")) is LocalEndpoint
+    assert type(make(directory, store, "local,tcp", security="tls:/none")) is LocalEndpoint
 
 
 def test_a_folder_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Authority().folder(tmp_path / "tls")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert tls_of(CONFIG) is None
-    assert tls_of(replace(CONFIG, tls="~/tls")) is not None
+    assert tls_of(replace(CONFIG, security="tls:~/tls")) is not None
 
 
 async def test_no_rdma_by_tls(directory: Path, store: Store, tmp_path: Path) -> None:
-    folder = str(Authority().folder(tmp_path / "tls"))
-    (endpoint,) = make(directory, store, "verbs,tcp", tls=folder).ways
+    folder = Authority().folder(tmp_path / "tls")
+    (endpoint,) = make(directory, store, "verbs,tcp", security=f"tls:{folder}").ways
     assert endpoint.open_engine() is None
-    assert endpoint.problem.startswith("tls is set, and bytes by RDMA cannot be encrypted")
-    (endpoint,) = make(directory, store, "verbs", tls=folder).ways
+    assert endpoint.problem.startswith("security is TLS, and bytes by RDMA cannot be encrypted")
+    (endpoint,) = make(directory, store, "verbs", security=f"tls:{folder}").ways
     assert endpoint.viability() == endpoint.problem
 
 
@@ -196,18 +196,18 @@ def test_what_drives_a_device_is_loaded_where_the_kernel_lists_one(tmp_path: Pat
 def test_arrays_are_to_be_authenticated_and_nothing_can(
     directory: Path, store: Store, monkeypatch: pytest.MonkeyPatch, transports: str
 ) -> None:
-    config = replace(CONFIG, transports=transports, integrity="arrays")
+    config = replace(CONFIG, transports=transports, security="arrays")
     make_endpoint(config, directory, NAME, TOKEN, store)
     monkeypatch.setattr("zcactor.assembly.endpoints.can_seal", lambda: False)
     with pytest.raises(AuthenticationError, match=r"cryptography.*is not installed; pip install 'zcactor\[cluster\]'"):
         make_endpoint(config, directory, NAME, TOKEN, store)
-    make_endpoint(replace(config, integrity="auto"), directory, NAME, TOKEN, store)
+    make_endpoint(replace(config, security="auto"), directory, NAME, TOKEN, store)
 
 
 @pytest.mark.parametrize("transports", ["tcp", "verbs,tcp"])
 @pytest.mark.parametrize("integrity", ["auto", "arrays", "frames"])
-def test_the_wish_for_integrity_is_handed_on(directory: Path, store: Store, transports: str, integrity: Any) -> None:
-    config = replace(CONFIG, transports=transports, integrity=integrity)
+def test_the_wish_for_integrity_is_handed_on(directory: Path, store: Store, transports: str, integrity: str) -> None:
+    config = replace(CONFIG, transports=transports, security=integrity)
     made: Any = make_endpoint(config, directory, NAME, TOKEN, store)
     assert made.ways[0]._integrity.name.lower() == integrity
 

@@ -44,7 +44,7 @@ def authority() -> Authority:
 def encrypted(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hosts, str, Path]]:
     """A cluster with `tls`, its head's address, and the folder of its hosts."""
     folder = authority.folder(tmp_path_factory.mktemp("tls") / "hosts")
-    with cluster({"ZCACTOR_TLS": str(folder)}) as (hosts, head):
+    with cluster({"ZCACTOR_SECURITY": f"tls:{folder}"}) as (hosts, head):
         yield hosts, head, folder
 
 
@@ -52,7 +52,11 @@ def join(hosts: Hosts, place: str, folder: Path) -> str:
     """The output of a program that tries to join at `place`."""
     line = [sys.executable, "-c", PROGRAM, place]
     with hosts.b.start(
-        *line, env={**TOKEN, "ZCACTOR_TLS": str(folder)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        *line,
+        env={**TOKEN, "ZCACTOR_SECURITY": f"tls:{folder}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         output, _ = process.communicate(timeout=60)
     return str(output)

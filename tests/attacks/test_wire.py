@@ -46,7 +46,7 @@ def guarded() -> Iterator[Attacked]:
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Attacked]:
     """A cluster whose frames are not sealed, so nothing is protected."""
-    yield from joined({"ZCACTOR_SEALING": "off"})
+    yield from joined({"ZCACTOR_SECURITY": "off"})
 
 
 def mark() -> str:

@@ -255,21 +255,21 @@ def test_a_host_of_somebody_else(look: Look, fabric: FakeFabric) -> None:
 def test_tls(look: Look, fabric: FakeFabric, tmp_path: Path) -> None:
     fabric.add_nic("mlx5_0")
     folder = Authority().folder(tmp_path / "tls")
-    report = look(fabric.binding(), tls=str(folder))
+    report = look(fabric.binding(), security=f"tls:{folder}")
     assert not transport(report, "verbs").usable
-    assert transport(report, "verbs").reason == "tls is set, and bytes by RDMA cannot be encrypted"
+    assert transport(report, "verbs").reason == "security is TLS, and bytes by RDMA cannot be encrypted"
     assert transport(report, "tcp").reason == "can listen at 127.0.0.1 by TLS, arrays are received in place"
     (folder / "key.pem").chmod(0o644)
-    tcp = transport(look(fabric.binding(), tls=str(folder)), "tcp")
+    tcp = transport(look(fabric.binding(), security=f"tls:{folder}"), "tcp")
     assert not tcp.usable and "mode 0644" in tcp.reason
 
 
 def test_a_certificate_that_ends(look: Look, fabric: FakeFabric, tmp_path: Path) -> None:
     soon, over = (Authority().folder(tmp_path / name, ends_in=days * DAY) for name, days in (("soon", 3), ("over", -1)))
-    tcp = transport(look(fabric.binding(), tls=str(soon)), "tcp")
+    tcp = transport(look(fabric.binding(), security=f"tls:{soon}"), "tcp")
     day = datetime.now(UTC) + 3 * DAY
     assert tcp.usable and f"{soon}/cert.pem ends on {day:%Y-%m-%d}" in tcp.reason
-    tcp = transport(look(fabric.binding(), tls=str(over)), "tcp")
+    tcp = transport(look(fabric.binding(), security=f"tls:{over}"), "tcp")
     day = datetime.now(UTC) - DAY
     assert not tcp.usable and f"{over}/cert.pem has ended on {day:%Y-%m-%d}" in tcp.reason
     assert tcp.fix == "put a new certificate there"

@@ -23,7 +23,7 @@ pytestmark = [
 
 TOKEN = {"ZCACTOR_TOKEN": "5a" * 32, "ZCACTOR_STORE_CAPACITY": str(1 << 28), "PYTHONPATH": str(ROOT)}
 MIB = 1 << 20
-BARE = {"ZCACTOR_INTEGRITY": "frames"}
+BARE = {"ZCACTOR_SECURITY": "frames"}
 NOTICED = 16.0
 """Seconds in which a cut cable must be noticed: the six that are promised, and time for a busy machine."""
 

@@ -18,7 +18,7 @@ class Maker:
     def total(self, array): return float(array.sum())
 
 async def main():
-    async with zc.init(ADDRESS, store_capacity=1 << 26, tls=TLS):
+    async with zc.init(ADDRESS, store_capacity=1 << 26, security=TLS):
         nodes = await zc.nodes()
         far = [await Maker.options(node=node.node_id).spawn() for node in nodes]
         for maker in far:
@@ -41,10 +41,10 @@ def hosts() -> Iterator[Hosts]:
 @pytest.mark.slow
 def test_arrays_between_hosts(hosts: Hosts, tmp_path: Path) -> None:
     authority = Authority()
-    folders = {host: str(authority.folder(tmp_path / host)) for host in "ab"}
-    head = hosts.start(tls=folders["a"])
-    hosts.start("b", head, tls=folders["b"])
-    with hosts.program(f"TLS = {folders['a']!r}\n{PROGRAM}", head.record.address) as program:
+    there = {host: f"tls:{authority.folder(tmp_path / host)}" for host in "ab"}
+    head = hosts.start(security=there["a"])
+    hosts.start("b", head, security=there["b"])
+    with hosts.program(f"TLS = {there['a']!r}\n{PROGRAM}", head.record.address) as program:
         paths = [program.told("path") for _ in range(2)]
         assert sorted(kind for kind, _ in paths) == ["local", "tcp"]
         assert any("by TLS" in reason for _, reason in paths)
@@ -55,10 +55,11 @@ def test_arrays_between_hosts(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_is_not_let_in(hosts: Hosts, tmp_path: Path) -> None:
-    head = hosts.start(tls=str(Authority().folder(tmp_path / "a")))
+    ours, theirs = (f"tls:{Authority().folder(tmp_path / host)}" for host in "ab")
+    head = hosts.start(security=ours)
     with pytest.raises(AuthenticationError, match=f"{head.record.address}: the peer's certificate is not accepted"):
-        hosts.start("b", head, tls=str(Authority().folder(tmp_path / "b")))
+        hosts.start("b", head, security=theirs)
     with pytest.raises(ProtocolError, match=f"{head.record.address}: the peer takes connections by TLS only"):
         hosts.start("b", head)
     with pytest.raises(AuthenticationError, match=r"ca\.pem there cannot be read"):
-        hosts.start("b", tls=str(tmp_path / "none"))
+        hosts.start("b", security=f"tls:{tmp_path}/none")

@@ -107,7 +107,7 @@ def test_frames_over_tcp_are_sealed_at_every_address(tmp_path: Path, host: str, 
     with contextlib.closing(Store(1 << 20, b"s" * 16)) as store:
         made: Any = make_endpoint(Config(host=host, transports=transports), tmp_path, b"p" * 16, bytes(32), store)
         assert all(way._sealing for way in made.ways)
-        off = Config(host=host, transports=transports, sealing="off")
+        off = Config(host=host, transports=transports, security="off")
         plain: Any = make_endpoint(off, tmp_path, b"p" * 16, bytes(32), store)
         assert not any(way._sealing for way in plain.ways)
 

@@ -207,34 +207,6 @@ async def test_who_may_have_moved_is_looked_for_there(directory: Path) -> None:
         assert local.asked == [PEER]
 
 
-async def test_what_is_required_or_nothing(directory: Path) -> None:
-    publish(directory, "verbs")
-    local, verbs = Way("local", ConnectionLost("no socket")), Way("verbs", verbs="the proof failed")
-    endpoint = SelectingEndpoint(directory, NAME, (local, verbs), "verbs")
-    assert (await endpoint.connect(PEER)).kind == "verbs"
-    verbs.fallback = "tcp"
-    with pytest.raises(ConnectionLost, match=rf"{PEER} is reached by tcp, and require='verbs' .*: the proof failed"):
-        await endpoint.connect(PEER)
-    assert verbs.made.closed.is_set()
-    local.error = None
-    assert (await endpoint.connect(PEER)).kind == "local"
-
-
-async def test_what_is_required_holds_for_who_connects_to_us(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    verbs = Way("verbs")
-    endpoint = SelectingEndpoint(directory, NAME, (verbs,), "verbs")
-    accepted: list[Any] = []
-    await endpoint.start(accepted.append)
-    assert verbs.accepted is not None
-    good, bad = Reached("verbs", {}), Reached("tcp", {"verbs": "no device there"})
-    verbs.accepted(good)
-    verbs.accepted(bad)
-    async with asyncio.timeout(20):
-        await bad.closed.wait()
-    assert accepted == [good]
-    assert "no device there" in caplog.text
-
-
 @pytest.mark.parametrize("error", [AuthenticationError("stranger"), ProtocolError("rubbish")], ids=repr)
 async def test_a_peer_that_is_not_to_be_trusted_is_not_tried_again(directory: Path, error: Exception) -> None:
     publish(directory, "tcp")

@@ -58,10 +58,10 @@ def make_endpoint(
         AuthenticationError: as for `zcactor.transport.registry.tls_of`, where transports besides `local` are used; or
             arrays are to be authenticated, and no library is installed that can.
     """
-    if config.integrity == "arrays" and config.tls is None and not can_seal():
+    if config.security == "arrays" and not can_seal():
         raise AuthenticationError(
-            "integrity is 'arrays', and cryptography, which authenticates them, is not installed; "
-            f"{REMEDY}, or set integrity to 'auto' (ZCACTOR_INTEGRITY)"
+            "security is 'arrays', and cryptography, which authenticates them, is not installed; "
+            f"{REMEDY}, or set security to 'auto' (ZCACTOR_SECURITY)"
         )
     names = []
     for name in config.transports.split(","):
@@ -78,7 +78,7 @@ def make_endpoint(
         return ways[names[0]]
     from zcactor.transport.selector import SelectingEndpoint
 
-    return SelectingEndpoint(directory, process, list(ways.values()), config.require or "")
+    return SelectingEndpoint(directory, process, list(ways.values()))
 
 
 def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_address: str) -> None:

@@ -414,7 +414,7 @@ def _transports(config: Config, verdict: Verdict) -> tuple[Transport, ...]:
     tcp = _tcp(config)
     verbs = _verbs(verdict, tcp)
     if config.tls is not None:
-        verbs = Transport("verbs", False, NOT_BY_TLS, "unset tls to use RDMA")
+        verbs = Transport("verbs", False, NOT_BY_TLS, "unset security to use RDMA")
     found = {"local": _local(), "verbs": verbs, "tcp": tcp}
     left_out = [
         Transport(name, False, f"not among transports = {config.transports}", f"add {name} to ZCACTOR_TRANSPORTS")

@@ -128,8 +128,7 @@ def init(
     store_capacity: int | None = None,
     token: str | None = None,
     transports: Sequence[str] | None = None,
-    require: str | None = None,
-    tls: str | None = None,
+    security: str | None = None,
     namespace: str | None = None,
     log_to_driver: bool | None = None,
     config: Config | None = None,
@@ -155,9 +154,8 @@ def init(
         token: the cluster's secret, 64 hexadecimal digits; the default is the token in ``ZCACTOR_TOKEN_FILE``,
             ``ZCACTOR_TOKEN`` or the user's token file. An embedded node makes its own.
         transports: allowed transports in the order of preference, of ``"local"``, ``"verbs"``, ``"tcp"``.
-        require: ``"verbs"`` or ``"tcp"``: the only transport between hosts. A peer on another host that this transport
-            does not reach is an error, not a fallback.
-        tls: path of the folder with this host's certificate, for connections to other hosts; see `Config`.
+        security: the protection of all data to other hosts: ``"auto"``, ``"tls:/folder"``, or another of those that
+            `Config` lists.
         namespace: the namespace of actors' names, unless a call names another; default ``"default"``.
         log_to_driver: show here what actors print; default True.
         config: all settings at once; the other arguments override it.
@@ -199,7 +197,7 @@ def init(
             raise ValueError(f"zc.init: give {key} by num_{key.lower()}s, not in resources")
     named = {
         "address": address, "num_cpus": num_cpus, "num_gpus": num_gpus, "store_capacity": store_capacity,
-        "namespace": namespace, "log_to_driver": log_to_driver, "require": require, "tls": tls,
+        "namespace": namespace, "log_to_driver": log_to_driver, "security": security,
         "transports": None if transports is None else ",".join(transports), **settings,
     }  # fmt: skip
     for name in settings:

@@ -140,5 +140,5 @@ def tls_of(config: Config) -> Tls | None:
     try:
         folder = expanded(config.tls, os.environ)
     except NoFolder as error:
-        raise AuthenticationError(f"tls is {config.tls!r}: {error}, or name the folder of tls in full") from error
+        raise AuthenticationError(f"security is {config.security!r}: {error}, or name the folder in full") from error
     return load_tls(folder)

@@ -15,7 +15,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.logs import transport_log as log
 from zcactor.transport.base import Endpoint
 
 if TYPE_CHECKING:
@@ -69,13 +68,11 @@ class SelectingEndpoint(Endpoint):
         process: 16 random bytes that name this process.
         ways: the endpoints in the order of preference. Those that are `by_name` connect by the process's name, all
             others by the published address.
-        required: the kind that connections to other hosts must have; empty for any. Connections of another kind are
-            closed, on the accepting side as well.
     """
 
     kind = "any"
 
-    def __init__(self, directory: Path, process: bytes, ways: Sequence[Endpoint], required: str = "") -> None:
+    def __init__(self, directory: Path, process: bytes, ways: Sequence[Endpoint]) -> None:
         self.address = process.hex()
         self.ways = tuple(ways)
         self.seals_payloads = any(way.seals_payloads for way in ways)
@@ -86,9 +83,7 @@ class SelectingEndpoint(Endpoint):
         self.elsewhere: Callable[[str], str] = lambda _: ""
         """Returns the address of a process that may be elsewhere than the run directory says; empty for all others."""
         self._directory = directory
-        self._required = required
         self._resting = _Resting()
-        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def far_address(self) -> str:
@@ -108,30 +103,10 @@ class SelectingEndpoint(Endpoint):
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
         """Listen by all endpoints. See `zcactor.transport.base.Endpoint.start`."""
-
-        def take(connection: Connection) -> None:
-            if self._fits(connection):
-                accepted(connection)
-                return
-            log.warning("refused a connection: %s", self._misfit(connection))
-            task = asyncio.get_running_loop().create_task(connection.aclose())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
         for way in self.ways:
-            await way.start(take if self._required and not way.by_name else accepted)
+            await way.start(accepted)
             if not way.by_name:
                 self._publish(way)
-
-    def _fits(self, connection: Connection) -> bool:
-        return self._required in ("", connection.kind)
-
-    def _misfit(self, connection: Connection) -> str:
-        reason = connection.rejected.get(self._required, "it is not among the transports")
-        return (
-            f"process {connection.peer.process.hex()} is reached by {connection.kind}, and require={self._required!r} "
-            f"takes nothing else: {reason}"
-        )
 
     def _publish(self, way: Endpoint) -> None:
         path = self._path(self.address, way.kind)
@@ -157,8 +132,8 @@ class SelectingEndpoint(Endpoint):
         """Connect by the first endpoint that works. See `zcactor.transport.base.Endpoint.connect`.
 
         Raises:
-            ConnectionLost: no endpoint works, or not the required one, or the address has failed a moment ago. The
-                message has the reason against each endpoint.
+            ConnectionLost: no endpoint works, or the address has failed a moment ago. The message has the reason
+                against each endpoint.
         """
         rejected: dict[str, str] = {}
         failure: ConnectionLost | None = None
@@ -179,9 +154,6 @@ class SelectingEndpoint(Endpoint):
                 failure = error
                 continue
             connection.rejected = {**rejected, **connection.rejected}
-            if not way.by_name and not self._fits(connection):
-                await connection.aclose()
-                raise ConnectionLost(self._misfit(connection))
             return connection
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in rejected.items())
         raise ConnectionLost(f"process {address} cannot be reached: {reasons}") from failure

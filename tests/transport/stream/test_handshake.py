@@ -212,7 +212,7 @@ def test_strangers_get_no_answer(data: bytes) -> None:
 
 def test_who_speaks_tls_is_told() -> None:
     _, acceptor = sides()
-    with pytest.raises(ProtocolError, match="began with TLS.*ZCACTOR_TLS"):
+    with pytest.raises(ProtocolError, match="began with TLS.*ZCACTOR_SECURITY"):
         acceptor.receive(b"\x16\x03\x01\x02\x00\x01\x00\x01")
     assert acceptor.farewell == refusal(HandshakeStatus.TLS)
 

@@ -469,15 +469,15 @@ async def test_certificates_do_not_stand_for_the_token(endpoint: TcpEndpoint, tl
 
 async def test_a_connector_without_tls(endpoint: TcpEndpoint, caplog: pytest.LogCaptureFixture) -> None:
     told = await refused(endpoint, stranger(None), ProtocolError)
-    assert "by TLS only" in told and "ZCACTOR_TLS" in told
-    assert "the peer speaks no TLS" in caplog.text and "ZCACTOR_TLS" in caplog.text
+    assert "by TLS only" in told and "ZCACTOR_SECURITY" in told
+    assert "the peer speaks no TLS" in caplog.text and "ZCACTOR_SECURITY" in caplog.text
 
 
 async def test_an_acceptor_without_tls(tls_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with listening(None) as endpoint:
         told = await refused(endpoint, stranger(tls_folder), ProtocolError)
-    assert "the peer speaks no TLS" in told and "ZCACTOR_TLS" in told
-    assert "began with TLS" in caplog.text and "ZCACTOR_TLS" in caplog.text
+    assert "the peer speaks no TLS" in told and "ZCACTOR_SECURITY" in told
+    assert "began with TLS" in caplog.text and "ZCACTOR_SECURITY" in caplog.text
 
 
 async def test_an_acceptor_that_wants_its_frames_sealed_besides(tls_folder: Path) -> None:

@@ -218,8 +218,8 @@ def raise_refusal(data: bytes) -> None:
     status = data[_PREAMBLE.size]
     if status == HandshakeStatus.TLS:
         raise ProtocolError(
-            "the peer speaks no TLS, and tls is set here; set tls (ZCACTOR_TLS) there as well, to a folder with a "
-            "certificate of the same CA"
+            "the peer speaks no TLS, which is demanded here; set security='tls:FOLDER' (ZCACTOR_SECURITY) there as "
+            "well, with a certificate of the same CA in the folder"
         )
     _check_status(status)
 
@@ -256,8 +256,8 @@ def _check_status(value: int) -> None:
         raise _cannot_seal("the peer", "there")
     if value == HandshakeStatus.TLS:
         raise ProtocolError(
-            "the peer takes connections by TLS only, and tls is not set here; set tls (ZCACTOR_TLS) to a folder with "
-            "ca.pem, cert.pem and key.pem"
+            "the peer takes connections by TLS only; set security='tls:FOLDER' (ZCACTOR_SECURITY) here, with ca.pem, "
+            "cert.pem and key.pem in the folder"
         )
     if value != HandshakeStatus.OK:
         raise ProtocolError(f"the peer answered the handshake with the unknown status {value}")
@@ -374,8 +374,8 @@ class Handshake:
         if data.startswith(_TLS_HANDSHAKE):
             self.farewell = refusal(HandshakeStatus.TLS)
             raise ProtocolError(
-                f"the peer began with TLS ({data!r}), and tls is not set here; if it is a process of this cluster, set "
-                "tls (ZCACTOR_TLS) on this host as well"
+                f"the peer began with TLS ({data!r}), which is not set here; if it is a process of this cluster, set "
+                "security='tls:FOLDER' (ZCACTOR_SECURITY) on this host as well"
             )
         try:
             _check_preamble(data)

@@ -256,8 +256,8 @@ class Tls:
                 with contextlib.suppress(OSError):  # the error that is being raised is the reason for closing
                     sock.send(refusal(HandshakeStatus.TLS))
                 raise ProtocolError(
-                    f"the peer speaks no TLS, it began with {first!r}, and tls is set here; if it is a process of this "
-                    "cluster, set tls (ZCACTOR_TLS) there as well"
+                    f"the peer speaks no TLS, it began with {first!r}, and TLS is demanded here; if it is a process of "
+                    "this cluster, set security (ZCACTOR_SECURITY) there as well"
                 )
             undo.pop_all()
         return await self._wrap(sock, accepting=True)

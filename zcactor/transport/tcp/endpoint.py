@@ -497,7 +497,7 @@ def _endpoint(settings: EndpointSettings) -> TcpEndpoint:
     config, arena = settings.config, settings.store.arena
     endpoint = TcpEndpoint(
         config.host, settings.process, settings.token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit,
-        port=settings.port, sealing=config.sealing == "on", integrity=Integrity[config.integrity.upper()],
+        port=settings.port, sealing=config.sealing, integrity=Integrity[config.integrity.upper()],
         tls=settings.tls,
     )  # fmt: skip
     endpoint.let_in(settings)

@@ -90,7 +90,7 @@ class VerbsEndpoint(TcpEndpoint):
         self.engine: Engine | None = None
         """The engine of the preferred port; None before `start`, and without a device that works."""
         self._ports: OwnPorts | None = None
-        self.problem = "" if tls is None else f"{NOT_BY_TLS}; add tcp to transports, or unset tls"
+        self.problem = "" if tls is None else f"{NOT_BY_TLS}; add tcp to transports, or unset security"
         """The reason against RDMA here; empty before an attempt, and where RDMA can be used."""
         self._arena = arena
         self._binding = binding
@@ -196,7 +196,7 @@ def _endpoint(settings: EndpointSettings) -> VerbsEndpoint:
         config.host, settings.process, settings.token, arena, arena.fd, config.recv_depth, config.eager_limit,
         binding=lambda: bindings(rdma.binding, quick=True), lookup=store.lookup, device=rdma.device,
         device_port=rdma.port, gid_index=rdma.gid_index, verbs_eager_limit=config.verbs_eager_limit, marks=rdma.marks,
-        falls_back="tcp" in settings.names, port=settings.port, sealing=config.sealing == "on",
+        falls_back="tcp" in settings.names, port=settings.port, sealing=config.sealing,
         integrity=Integrity[config.integrity.upper()], tls=settings.tls,
     )  # fmt: skip
     endpoint.let_in(settings)
