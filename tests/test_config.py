@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pytest
 
-from zcactor.config import FILE_NAME, MAXIMUM, MINIMUM, Config, Rdma, load_config, ports_of
+from zcactor.config import FILE_NAME, MAXIMUM, MINIMUM, Config, Rdma, load_config, ports_of, rdma_of, security_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -236,7 +236,7 @@ ANY_PORT = Rdma(None, None, None, (0, 0, 0), None)
     ],
 )
 def test_the_parts_of_rdma(text: str, parts: Rdma) -> None:
-    assert Config(verbs=text).rdma == parts
+    assert rdma_of(Config(verbs=text).verbs) == parts
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,6 @@ def test_the_parts_of_rdma(text: str, parts: Rdma) -> None:
 def test_parts_of_rdma_that_are_none(text: str, named: str) -> None:
     with pytest.raises(ValueError, match=f"^verbs is {re.escape(repr(text))}: .*{named}"):
         Config(verbs=text)
-
-
-@pytest.mark.parametrize(("limit", "by_rdma"), [(64, 128), (16383, 32766), (16384, 32768), (1 << 20, 32768)])
-def test_frames_by_rdma_have_twice_the_room_and_no_more_than_a_receive(limit: int, by_rdma: int) -> None:
-    assert Config(eager_limit=limit).verbs_eager_limit == by_rdma
 
 
 def test_a_setting_that_is_gone_names_what_to_write(here: Path, user: Path) -> None:
@@ -351,7 +346,7 @@ def test_host_is_an_address(host: str) -> None:
 )  # fmt: skip
 def test_the_levels_of_security(here: Path, user: Path, security: str, sealing: bool, integrity: str, tls: str) -> None:
     config, sources = load(here, user, {"ZCACTOR_SECURITY": security})
-    assert (config.sealing, config.integrity, config.tls) == (sealing, integrity, tls)
+    assert security_of(config.security) == (sealing, integrity, tls)
     assert sources["security"] == "ZCACTOR_SECURITY"
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_NAME", "MAXIMUM", "MAX_VERBS_EAGER_LIMIT", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS",
-    "Config", "FurtherSettings", "Rdma", "load_config", "ports_of", "rdma_of", "unknown_setting",
+    "Config", "FurtherSettings", "Rdma", "Security", "load_config", "ports_of", "rdma_of",
+    "security_of", "unknown_setting",
 ]  # fmt: skip
 
 FILE_NAME = "zcactor.toml"
@@ -39,8 +40,6 @@ TRANSPORTS: Final[dict[str, str]] = {
 }
 """The transports in the default order of preference, each with the module that registers it; see
 `zcactor.transport.registry`."""
-
-_SECURITY: Final = ("auto", "arrays", "frames", "off")
 
 NOT_BY_TLS = "security is TLS, and bytes by RDMA cannot be encrypted"
 """The reason why RDMA is off with TLS."""
@@ -217,11 +216,6 @@ class Config:
                 f"transports must be some of {', '.join(TRANSPORTS)}, separated by commas and each once, "
                 f"not {self.transports!r}"
             )
-        if self.security not in _SECURITY and not self.security.startswith(("tls:/", "tls:~")):
-            raise ValueError(
-                f"security must be one of {', '.join(_SECURITY)}, or 'tls:' and the absolute path of a folder, which "
-                f"processes in other directories find too, not {self.security!r}"
-            )
         if _is_link_local(self.host):
             raise ValueError(
                 f"host is {self.host!r}, a link-local address, which means another host on each network: give an "
@@ -231,32 +225,8 @@ class Config:
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
         if self.ports is not None:
             ports_of(self.ports)
+        security_of(self.security)
         rdma_of(self.verbs)
-
-    @property
-    def sealing(self) -> bool:
-        """Whether frames are encrypted on their way to other hosts where there is no TLS."""
-        return self.security != "off"
-
-    @property
-    def integrity(self) -> Literal["auto", "arrays", "frames"]:
-        """The data beside frames that is authenticated."""
-        return "arrays" if self.security == "arrays" else "frames" if self.security == "frames" else "auto"
-
-    @property
-    def tls(self) -> str | None:
-        """The folder with this host's certificate; None without TLS."""
-        return self.security.removeprefix("tls:") if self.security.startswith("tls:") else None
-
-    @property
-    def rdma(self) -> Rdma:
-        """The parts of `verbs`."""
-        return rdma_of(self.verbs)
-
-    @property
-    def verbs_eager_limit(self) -> int:
-        """Bytes of the largest payload in a frame by RDMA."""
-        return min(2 * self.eager_limit, MAX_VERBS_EAGER_LIMIT)
 
 
 def ports_of(text: str) -> range:
@@ -269,6 +239,41 @@ def ports_of(text: str) -> range:
     if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16:
         return range(int(first), int(last) + 1)
     raise ValueError(f"ports must be two ports from 1 to 65535, the lower first, as in '7434-7533', not {text!r}")
+
+
+class Security(NamedTuple):
+    """The parts of `Config.security`."""
+
+    sealing: bool
+    """Whether frames are encrypted where there is no TLS."""
+    integrity: Literal["auto", "arrays", "frames"]
+    """The data beside frames that is authenticated."""
+    tls: str | None
+    """The folder with this host's certificate; None without TLS."""
+
+
+_SECURITY: Final[Mapping[str, Security]] = {
+    "auto": Security(True, "auto", None),
+    "arrays": Security(True, "arrays", None),
+    "frames": Security(True, "frames", None),
+    "off": Security(False, "auto", None),
+}
+
+
+def security_of(text: str) -> Security:
+    """The parts of `Config.security`.
+
+    Raises:
+        ValueError: `text` has another form.
+    """
+    if text.startswith(("tls:/", "tls:~")):
+        return _SECURITY["auto"]._replace(tls=text.removeprefix("tls:"))
+    if text in _SECURITY:
+        return _SECURITY[text]
+    raise ValueError(
+        f"security must be one of {', '.join(_SECURITY)}, or 'tls:' and the absolute path of a folder, which processes "
+        f"in other directories find too, not {text!r}"
+    )
 
 
 class Rdma(NamedTuple):

@@ -85,8 +85,16 @@ def test_settings_are_handed_on(directory: Path, store: Store) -> None:
     ).ways  # fmt: skip
     assert endpoint._wanted == ("mlx5_7", 2, 5)
     assert endpoint._marks == (104, 3, 2)
-    assert (endpoint._recv_depth, endpoint._eager_limit, endpoint._verbs_eager_limit) == (77, 4096, 8192)
+    assert (endpoint._recv_depth, endpoint._eager_limit) == (77, 4096)
     assert endpoint.process == NAME
+
+
+@pytest.mark.parametrize(("limit", "by_rdma"), [(64, 128), (16383, 32766), (16384, 32768), (1 << 20, 32768)])
+def test_frames_by_rdma_have_twice_the_room_up_to_that_of_a_receive(
+    directory: Path, store: Store, limit: int, by_rdma: int
+) -> None:
+    (endpoint,) = make(directory, store, "verbs,tcp", eager_limit=limit).ways
+    assert endpoint._verbs_eager_limit == by_rdma
 
 
 async def test_binding_that_is_switched_off(directory: Path, store: Store) -> None:

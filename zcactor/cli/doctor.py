@@ -26,7 +26,7 @@ import msgspec
 
 import zcactor
 from zcactor.cli.gpus import look_at_gpus
-from zcactor.config import NOT_BY_TLS, TRANSPORTS
+from zcactor.config import NOT_BY_TLS, TRANSPORTS, rdma_of, security_of
 from zcactor.errors import AuthenticationError
 from zcactor.folders import folder_problem
 from zcactor.machine import cpu_quota, missing_calls, usable_cpus
@@ -413,7 +413,7 @@ def _transports(config: Config, verdict: Verdict) -> tuple[Transport, ...]:
     wanted = config.transports.split(",")
     tcp = _tcp(config)
     verbs = _verbs(verdict, tcp)
-    if config.tls is not None:
+    if security_of(config.security).tls is not None:
         verbs = Transport("verbs", False, NOT_BY_TLS, "unset security to use RDMA")
     found = {"local": _local(), "verbs": verbs, "tcp": tcp}
     left_out = [
@@ -474,7 +474,7 @@ def examine(
         calls: tries the calls of the kernel.
     """
     if binding is None:
-        binding = drivers.bindings(config.rdma.binding)
+        binding = drivers.bindings(rdma_of(config.verbs).binding)
     store = _store(config, sources["store_capacity"], huge_pages, memlock, own_groups() if groups is None else groups)
     rdma = _rdma(config, binding, store.capacity, memlock)
     transports = _transports(config, rdma.verdict)

@@ -14,6 +14,7 @@ import numpy as np
 
 import zcactor as zc
 from zcactor.assembly.devices import offered_gpus
+from zcactor.config import rdma_of
 from zcactor.errors import DeviceUnavailable, ZcactorError
 from zcactor.process.loops import run
 from zcactor.process.nvidia import may_have_gpus
@@ -138,7 +139,7 @@ def look_at_gpus(config: Config, root: Path = Path("/"), binding: Binding | Abse
 def _card(config: Config, binding: Binding | Absent | None) -> Iterator[RegisteredGpuMemory | str]:
     """The network card that RDMA would use here, open, or the reason why there is none."""
     if binding is None:
-        binding = drivers.bindings(config.rdma.binding)
+        binding = drivers.bindings(rdma_of(config.verbs).binding)
     found = viability(binding, arena_nbytes=_PROOF_NBYTES, **wishes(config))
     if isinstance(found, NotViable) or isinstance(binding, Absent):
         yield f"RDMA does not work here: {found.reason if isinstance(found, NotViable) else binding}"

@@ -228,7 +228,7 @@ def start_node(
 
     Raises:
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
-            certificate in the folder `config.tls`.
+            certificate in the folder of `config.security`.
         ConnectionLost: the head does not answer, or a process did not become ready; the message says why. A head whose
             term is over, or that ends before the node has joined, is one of these where no other leads within
             `Config.head_timeout`.

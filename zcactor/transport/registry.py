@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from zcactor.config import TRANSPORTS
+from zcactor.config import TRANSPORTS, security_of
 from zcactor.errors import AuthenticationError
 from zcactor.folders import NoFolder, expanded
 
@@ -133,12 +133,13 @@ def tls_of(config: Config) -> Tls | None:
     Raises:
         AuthenticationError: the folder is not as it should be; see `zcactor.transport.stream.tls.load_tls`.
     """
-    if config.tls is None:
+    named = security_of(config.security).tls
+    if named is None:
         return None
     from zcactor.transport.stream.tls import load_tls
 
     try:
-        folder = expanded(config.tls, os.environ)
+        folder = expanded(named, os.environ)
     except NoFolder as error:
         raise AuthenticationError(f"security is {config.security!r}: {error}, or name the folder in full") from error
     return load_tls(folder)

@@ -151,7 +151,7 @@ async def test_tls_goes_before_rdma(fabric: FakeFabric, tls_folder: Path) -> Non
         async with joined((left, right)) as pair:
             for connection in (pair.left, pair.right):
                 assert isinstance(connection, TlsConnection) and connection.kind == "tcp"
-                assert "tls is set" in connection.rejected["verbs"]
+                assert "security is TLS" in connection.rejected["verbs"]
             await works(pair)
 
 

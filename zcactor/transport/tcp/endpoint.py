@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from zcactor.config import ports_of
+from zcactor.config import ports_of, security_of
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.logs import transport_log as log
 from zcactor.transport.frames import PeerInfo
@@ -495,9 +495,10 @@ def _unpacked(place: bytes) -> str:
 
 def _endpoint(settings: EndpointSettings) -> TcpEndpoint:
     config, arena = settings.config, settings.store.arena
+    security = security_of(config.security)
     endpoint = TcpEndpoint(
         config.host, settings.process, settings.token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit,
-        port=settings.port, sealing=config.sealing, integrity=Integrity[config.integrity.upper()],
+        port=settings.port, sealing=security.sealing, integrity=Integrity[security.integrity.upper()],
         tls=settings.tls,
     )  # fmt: skip
     endpoint.let_in(settings)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.config import MAX_VERBS_EAGER_LIMIT, NOT_BY_TLS
+from zcactor.config import MAX_VERBS_EAGER_LIMIT, NOT_BY_TLS, rdma_of, security_of
 from zcactor.errors import ConnectionLost
 from zcactor.logs import logger
 from zcactor.transport.registry import EndpointSettings, Transport
@@ -190,14 +190,16 @@ class VerbsEndpoint(TcpEndpoint):
 
 
 def _endpoint(settings: EndpointSettings) -> VerbsEndpoint:
-    config, store, rdma = settings.config, settings.store, settings.config.rdma
+    config, store = settings.config, settings.store
+    rdma, security = rdma_of(config.verbs), security_of(config.security)
     arena = store.arena
     endpoint = VerbsEndpoint(
         config.host, settings.process, settings.token, arena, arena.fd, config.recv_depth, config.eager_limit,
         binding=lambda: bindings(rdma.binding, quick=True), lookup=store.lookup, device=rdma.device,
-        device_port=rdma.port, gid_index=rdma.gid_index, verbs_eager_limit=config.verbs_eager_limit, marks=rdma.marks,
-        falls_back="tcp" in settings.names, port=settings.port, sealing=config.sealing,
-        integrity=Integrity[config.integrity.upper()], tls=settings.tls,
+        device_port=rdma.port, gid_index=rdma.gid_index, marks=rdma.marks,
+        verbs_eager_limit=min(2 * config.eager_limit, MAX_VERBS_EAGER_LIMIT),
+        falls_back="tcp" in settings.names, port=settings.port, sealing=security.sealing,
+        integrity=Integrity[security.integrity.upper()], tls=settings.tls,
     )  # fmt: skip
     endpoint.let_in(settings)
     return endpoint

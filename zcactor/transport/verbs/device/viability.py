@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.config import rdma_of
 from zcactor.transport.verbs.device.self_loopback import connect_to_itself
 from zcactor.transport.verbs.driver.base import (
     UNMARKED,
@@ -332,7 +333,7 @@ def _candidates(
 
 def wishes(config: Config) -> dict[str, Any]:
     """The arguments of `viable_ports` that the settings decide about."""
-    rdma = config.rdma
+    rdma = rdma_of(config.verbs)
     return {
         "device": rdma.device,
         "port": rdma.port,
