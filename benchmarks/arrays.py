@@ -488,7 +488,7 @@ async def _by_reference(scale: Scale) -> list[Measurement]:
 
 async def _not_waiting(scale: Scale) -> Measurement:
     """The time that a call takes longer where work is queued on the array."""
-    async with zc.init(config=zc.Config(gpu="fake", gpu_fake=f"late={QUEUED * 1000}")):
+    async with zc.init(config=zc.Config(gpu=f"fake:late={QUEUED * 1000}")):
         reader: Any = await Reader.spawn()
         still = zc.empty(MIB, "u1", device="cuda")
         await reader.take(still)
@@ -509,7 +509,7 @@ async def _not_waiting(scale: Scale) -> Measurement:
 async def _through_host(scale: Scale) -> list[Measurement]:
     """The time of an array's way where memory cannot be mapped, and what it takes of the stores."""
     nbytes = 256 * MIB
-    config = zc.Config(gpu="fake", gpu_fake="export=none", device_keep_nbytes=2 * nbytes)
+    config = zc.Config(gpu="fake:export=none", device_keep_nbytes=2 * nbytes)
     async with zc.init(config=config):
         reader: Any = await Reader.spawn()
         array = zc.zeros(nbytes, "u1", device="cuda")

@@ -333,6 +333,12 @@ def test_host_is_an_address(host: str) -> None:
     assert Config(host="::1").host == "::1"
 
 
+@pytest.mark.parametrize("text", ["", "rocm", "fake,devices=2", "cuda:0", "Fake:"])
+def test_a_driver_of_gpus_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^gpu must be one of auto, cuda, fake, off, or 'fake:' .* not '{text}'$"):
+        Config(gpu=text)
+
+
 # ---- security
 
 

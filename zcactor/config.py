@@ -151,9 +151,8 @@ class Config:
         idle_timeout: seconds after which an unused connection is closed, because it takes descriptors at both ends; the
             next call opens it again. The connection to the agent of the own node stays open. 0 keeps all connections.
         gpu: the driver of GPUs: ``"cuda"`` for NVIDIA's, ``"auto"`` for these where they work and none elsewhere,
-            ``"fake"`` for GPUs that are simulated in memory, so that programs for GPUs can be tested without one, or
-            ``"off"``.
-        gpu_fake: the options of the fake GPUs, as in ``"devices=2,late=80"``. The page about arrays on GPUs lists them.
+            or ``"off"``. ``"fake"`` simulates GPUs in memory, so that programs for GPUs can be tested without one, with
+            options behind a colon as in ``"fake:devices=2,late=80"``; the page about arrays on GPUs lists them.
         device_capacity: bytes that one process may take of each GPU; None for what the GPU has.
         device_keep_nbytes: bytes of free memory that a process keeps ready on each GPU. More goes back to the GPU as
             soon as the work on it is done. 256 MiB are four extents, so a loop over arrays makes none anew.
@@ -190,8 +189,7 @@ class Config:
     idle_timeout: float = 300.0
     head_timeout: float = 10.0
     head_patience: float = 6.0
-    gpu: Literal["auto", "cuda", "fake", "off"] = "auto"
-    gpu_fake: str = ""
+    gpu: str = "auto"
     device_capacity: int | None = None
     device_keep_nbytes: int = 256 << 20
     check: Literal["", "bytes"] = ""
@@ -225,6 +223,8 @@ class Config:
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
         if self.ports is not None:
             ports_of(self.ports)
+        if self.gpu not in _GPU and not self.gpu.startswith("fake:"):
+            raise ValueError(f"gpu must be one of {', '.join(_GPU)}, or 'fake:' and options, not {self.gpu!r}")
         security_of(self.security)
         rdma_of(self.verbs)
 
@@ -239,6 +239,9 @@ def ports_of(text: str) -> range:
     if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16:
         return range(int(first), int(last) + 1)
     raise ValueError(f"ports must be two ports from 1 to 65535, the lower first, as in '7434-7533', not {text!r}")
+
+
+_GPU: Final = ("auto", "cuda", "fake", "off")
 
 
 class Security(NamedTuple):
@@ -360,8 +363,7 @@ class FurtherSettings(TypedDict, total=False):
     idle_timeout: float | None
     head_timeout: float | None
     head_patience: float | None
-    gpu: Literal["auto", "cuda", "fake", "off"] | None
-    gpu_fake: str | None
+    gpu: str | None
     device_capacity: int | None
     device_keep_nbytes: int | None
     check: Literal["", "bytes"] | None
@@ -493,6 +495,7 @@ _GONE: Final[Mapping[str, str]] = {
     "verbs_service_level": "write verbs='service_level=3'",
     "verbs_pkey_index": "write verbs='pkey_index=2'",
     "verbs_eager_limit": "write eager_limit, which is half of it",
+    "gpu_fake": "write gpu='fake:devices=2'",
     "verbs_idle_timeout": "write idle_timeout, which counts by RDMA, too",
 }
 """Settings of versions before, and what to write in their place."""

@@ -35,7 +35,7 @@ class Own:
 
 async def explained(options: str, **settings: Any) -> zc.DevicePath | None:
     """The way to an actor, with fake GPUs of these options and with settings of the actor."""
-    config = zc.Config(gpu="fake", gpu_fake=options, num_gpus=0)
+    config = zc.Config(gpu=f"fake:{options}", num_gpus=0)
     async with asyncio.timeout(PATIENCE), zc.init(config=config):
         return (await zc.explain(await Gpus.options(**settings).spawn())).device
 

@@ -26,7 +26,7 @@ SEEDS = range(3)
 
 def running(seed: int) -> AbstractAsyncContextManager[Any]:
     options = f"late=5,refuse=0.2,seed={seed},context=16MiB,memory=512MiB,host=programs-{os.getpid()}-{seed}"
-    return zc.init(config=zc.Config(gpu="fake", gpu_fake=options))
+    return zc.init(config=zc.Config(gpu=f"fake:{options}"))
 
 
 def driver() -> Any:

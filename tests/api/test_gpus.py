@@ -20,7 +20,7 @@ from zcactor.objectstore.copies import CopyCount
 from zcactor.objectstore.store import Store
 from zcactor.process.context import current
 
-FAKE = zc.Config(gpu="fake", gpu_fake="devices=2,late=2")
+FAKE = zc.Config(gpu="fake:devices=2,late=2")
 OFF = zc.Config(gpu="off")
 
 pytestmark = pytest.mark.slow
@@ -177,7 +177,7 @@ async def test_other_bad_input() -> None:
             zc.empty(1 << 40, "u1", device="cuda")
         with pytest.raises(TypeError, match="not list"):
             zc.to_host([1])
-    malformed = zc.Config(gpu="fake", gpu_fake="colour=red")
+    malformed = zc.Config(gpu="fake:colour=red")
     with pytest.raises(ValueError, match="its options are"):
         await zc.init(config=malformed)
     async with zc.init(config=malformed, num_gpus=0):  # a node that offers no GPU lists none

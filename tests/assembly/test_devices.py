@@ -16,7 +16,7 @@ from zcactor.errors import DeviceUnavailable
 def test_the_settings_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.new_event_loop()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    config = Config(gpu="fake", gpu_fake="devices=3", device_capacity=4 << 20, device_keep_nbytes=0)
+    config = Config(gpu="fake:devices=3", device_capacity=4 << 20, device_keep_nbytes=0)
     store = device_opener(config, loop)()
     assert [gpu.uuid[-2:] for gpu in store.gpus] == ["02", "00"]
     with pytest.raises(DeviceUnavailable, match="switched off"):
@@ -42,7 +42,7 @@ def test_a_driver_that_is_not_there_is_looked_for_once(monkeypatch: pytest.Monke
 
 
 def test_what_a_node_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = Config(gpu="fake", gpu_fake="devices=3")
+    fake = Config(gpu="fake:devices=3")
     uuids = offered_gpus(fake, {})
     assert [uuid[-2:] for uuid in uuids] == ["00", "01", "02"]
     assert offered_gpus(fake, {"CUDA_VISIBLE_DEVICES": f"1,{uuids[0]}"}) == [uuids[1], uuids[0]]

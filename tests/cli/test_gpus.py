@@ -25,7 +25,7 @@ def all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def looked(options: str = "", **settings: Any) -> Gpus:
     """The findings with fake GPUs of these options."""
-    return look_at_gpus(Config(gpu="fake", gpu_fake=options, **settings))
+    return look_at_gpus(Config(gpu=f"fake:{options}", **settings))
 
 
 def only(seen: Gpus) -> GpuFinding:
@@ -74,7 +74,7 @@ def test_a_network_card_beside_a_gpu(card: str) -> None:
     options, prepare, reason = CARDS[card]
     fabric = FakeFabric()
     prepare(fabric)
-    found = only(look_at_gpus(Config(gpu="fake", gpu_fake=options), binding=fabric.binding()))
+    found = only(look_at_gpus(Config(gpu=f"fake:{options}"), binding=fabric.binding()))
     assert found.proven and found.card == ("" if reason else "fake0")
     assert reason in found.no_card and bool(reason) is bool(found.no_card)
     assert not any(nic.devices for nic in fabric.devices), "it is closed"

@@ -371,7 +371,7 @@ zc.run(main())
 
 @pytest.mark.slow
 def test_each_node_has_gpus_of_its_own(hosts: Hosts) -> None:
-    settings: dict[str, Any] = {"gpu": "fake", "gpu_fake": "devices=3", "num_gpus": None}
+    settings: dict[str, Any] = {"gpu": "fake:devices=3", "num_gpus": None}
     uuids = host_uuids("devices=3")
     head = hosts.start(environ={"CUDA_VISIBLE_DEVICES": "1"}, **settings)
     hosts.start("b", head, environ={"CUDA_VISIBLE_DEVICES": f"2,{uuids[0]}"}, **settings)

@@ -343,7 +343,7 @@ def _described(result: Any) -> tuple[Any, Any, bool]:
 
 def running(options: str = "devices=3,late=2", **more: Any) -> Any:
     """A runtime with fake GPUs."""
-    return zc.init(num_cpus=8, log_to_driver=False, config=zc.Config(gpu="fake", gpu_fake=options, **more))
+    return zc.init(num_cpus=8, log_to_driver=False, config=zc.Config(gpu=f"fake:{options}", **more))
 
 
 @contextlib.asynccontextmanager

@@ -28,7 +28,7 @@ def all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fake(devices: int, **settings: Any) -> zc.Config:
-    return zc.Config(gpu="fake", gpu_fake=f"devices={devices}", **settings)
+    return zc.Config(gpu=f"fake:devices={devices}", **settings)
 
 
 async def spawned(*args: Any, **options: Any) -> Any:
@@ -136,7 +136,7 @@ async def state_of(actor_id: str) -> zc.ActorInfo:
 
 
 async def test_a_broken_gpu_ends_the_actors_process() -> None:
-    config = zc.Config(gpu="fake", gpu_fake="fail=fatal:3")
+    config = zc.Config(gpu="fake:fail=fatal:3")
     async with asyncio.timeout(PATIENCE), zc.init(config=config):
         actor: Any = await Breaker.options(num_gpus=1, max_restarts=1).spawn()
         (told,) = await zc.actors()
@@ -158,7 +158,7 @@ async def test_a_broken_gpu_ends_the_actors_process() -> None:
 
 
 async def test_a_broken_gpu_is_noticed_where_the_actor_goes_on() -> None:
-    config = zc.Config(gpu="fake", gpu_fake="fail=fatal")
+    config = zc.Config(gpu="fake:fail=fatal")
     async with asyncio.timeout(PATIENCE), zc.init(config=config):
         actor: Any = await Breaker.spawn()
         assert await actor.works_on() == "fatal: True"

@@ -95,7 +95,7 @@ def opened(options: str = "", capacity: int | None = None, keep: int = 0) -> Ite
     """A device store on a loop that does not run by itself."""
     loop = asyncio.new_event_loop()
     try:
-        yield open_store("fake", options, None, capacity, keep, loop)
+        yield open_store(f"fake:{options}", None, capacity, keep, loop)
     finally:
         loop.close()
 

@@ -20,13 +20,13 @@ def closed(answer: ExtentReply) -> list[tuple[int, str]]:
 def test_gpus_that_are_not_there() -> None:
     with opened("devices=2") as store, pytest.raises(DeviceUnavailable, match="cuda:2: .* sees cuda:0, cuda:1"):
         store.gpu(2)
-    none = open_store("fake", "", "", None, 0, None)
+    none = open_store("fake", "", None, 0, None)
     with pytest.raises(DeviceUnavailable, match="this process sees none"):
         none.gpu(0)
     with pytest.raises(DeviceUnavailable, match="ZCACTOR_GPU=fake"):
-        open_store("off", "", None)
+        open_store("off", None)
     with pytest.raises(ValueError, match="its options are"):
-        open_store("fake", "colour=red", None)
+        open_store("fake:colour=red", None)
 
 
 def test_peers_get_the_extents_that_they_name() -> None:

@@ -314,7 +314,7 @@ def test_tensors_are_objects_of_the_store(torch: StandIn) -> None:
 
 
 async def test_bytes_are_pytorchs_again_when_nobody_has_them(torch: StandIn) -> None:
-    devices = open_store("fake", "", None, None, 0, asyncio.get_running_loop())
+    devices = open_store("fake", None, None, 0, asyncio.get_running_loop())
     made = devices.torch_memory()
     with allocates_for_torch(made, devices.gpus):
         tensor = torch.empty(1000)

@@ -37,7 +37,7 @@ LOOP_FACTORIES = {"uvloop": uvloop.new_event_loop}
 
 
 def running(options: str = "devices=2,late=2", **more: Any) -> AbstractAsyncContextManager[Any]:
-    return zc.init(config=zc.Config(gpu="fake", gpu_fake=options, **more))
+    return zc.init(config=zc.Config(gpu=f"fake:{options}", **more))
 
 
 def driver() -> Any:

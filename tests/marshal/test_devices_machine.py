@@ -53,7 +53,7 @@ class World:
 
     def __init__(self, options: str) -> None:
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self.runtime = zc.init(config=zc.Config(gpu="fake", gpu_fake=options))
+        self.runtime = zc.init(config=zc.Config(gpu=f"fake:{options}"))
         self.run(self.runtime.__aenter__())
         self.actors: dict[str, Any] = {}
         for side in SIDES:

@@ -27,7 +27,7 @@ def all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def running(options: str) -> Any:
     """A runtime with late fake GPUs."""
-    return zc.init(num_cpus=8, config=zc.Config(gpu="fake", gpu_fake=f"{options},late=5"))
+    return zc.init(num_cpus=8, config=zc.Config(gpu=f"fake:{options},late=5"))
 
 
 async def spawned(**options: Any) -> Any:

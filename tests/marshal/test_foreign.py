@@ -300,7 +300,7 @@ def test_kinds_of_parts(wire: Wire) -> None:
 
 
 def running(options: str = "devices=2") -> AbstractAsyncContextManager[Any]:
-    return zc.init(config=zc.Config(gpu="fake", gpu_fake=options))
+    return zc.init(config=zc.Config(gpu=f"fake:{options}"))
 
 
 @pytest.mark.slow

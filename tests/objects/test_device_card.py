@@ -41,7 +41,7 @@ class Card:
 
     def gpu(self, options: str = "", capacity: int | None = None) -> GpuMemory:
         """The first of these fake GPUs."""
-        return open_store("fake", options, None, capacity, 0, asyncio.get_running_loop()).gpus[0]
+        return open_store(f"fake:{options}", None, capacity, 0, asyncio.get_running_loop()).gpus[0]
 
     async def proof(self, gpu: GpuMemory) -> str:
         """The result of the proof."""

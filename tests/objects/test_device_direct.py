@@ -77,7 +77,7 @@ class GpuPair(Pair):
 
     def __init__(self, options: tuple[str, str] = ("", ""), keep: int = 0, **more: Any) -> None:
         super().__init__(**more)
-        self._settings = [zc.Config(gpu="fake", gpu_fake=each, device_keep_nbytes=keep) for each in options]
+        self._settings = [zc.Config(gpu=f"fake:{each}", device_keep_nbytes=keep) for each in options]
         self.keeper = Keeper()
 
     async def __aenter__(self) -> tuple[Process, Process, RemoteActor]:

@@ -37,7 +37,7 @@ SMALL_STORE = 20 * MIB
 
 
 def running(options: str = "", **more: Any) -> AbstractAsyncContextManager[Any]:
-    return zc.init(config=zc.Config(gpu="fake", gpu_fake=options, **more))
+    return zc.init(config=zc.Config(gpu=f"fake:{options}", **more))
 
 
 async def spawned(visible: str | None = None) -> Any:

@@ -24,7 +24,7 @@ class Kept:
 
 def store(options: str = "") -> DeviceStore:
     """A device store on the running loop."""
-    return open_store("fake", options, None, None, 0, asyncio.get_running_loop())
+    return open_store(f"fake:{options}", None, None, 0, asyncio.get_running_loop())
 
 
 async def test_the_loop_goes_on_meanwhile() -> None:

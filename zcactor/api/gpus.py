@@ -57,7 +57,7 @@ def gpus() -> list[GpuInfo]:
     Raises:
         NotInitialized: no runtime is running.
         DeviceUnavailable: the setting ``gpu`` is ``"cuda"``, which does not work here.
-        ValueError: the setting ``gpu_fake`` is malformed.
+        ValueError: the options of fake GPUs in the setting ``gpu`` are malformed.
     """
     process = current()
     if process.config.gpu == "off":

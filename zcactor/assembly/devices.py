@@ -49,7 +49,7 @@ def device_opener(
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         limits = config.device_capacity, config.device_keep_nbytes, loop
         try:
-            store = open_store(config.gpu, config.gpu_fake, variable, *limits)
+            store = open_store(config.gpu, variable, *limits)
         except DeviceUnavailable as error:
             unavailable = str(error)
             raise
@@ -98,11 +98,12 @@ def offered_gpus(config: Config, environ: Mapping[str, str], root: Path = Path("
     """
     if config.num_gpus == 0:
         return []
-    if config.gpu == "fake":
+    kind, _, options = config.gpu.partition(":")
+    if kind == "fake":
         from zcactor.device.fake import host_uuids
         from zcactor.device.visible import visible
 
-        uuids = host_uuids(config.gpu_fake)
+        uuids = host_uuids(options)
         found = [uuids[number] for number in visible(uuids, environ.get("CUDA_VISIBLE_DEVICES"))]
     elif may_have_gpus("auto", root):
         from zcactor.device.listing import list_gpus

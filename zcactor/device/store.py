@@ -115,12 +115,11 @@ class DeviceStore:
         return sum(gpu.arena.used for gpu in self.gpus)
 
 
-def open_store(gpu: str, fake: str, variable: str | None, *limits: Any) -> DeviceStore:
+def open_store(gpu: str, variable: str | None, *limits: Any) -> DeviceStore:
     """Open the GPUs of this process.
 
     Args:
-        gpu: ``"auto"``, ``"cuda"``, ``"fake"``, or ``"off"``; the first two are NVIDIA's GPUs.
-        fake: the options of the fake, for `zcactor.device.fake.options.FakeOptions`.
+        gpu: the setting, as in `zcactor.config.Config.gpu`.
         variable: the value of ``CUDA_VISIBLE_DEVICES``, for the fake; None where it is not set.
         limits: the further arguments of `DeviceStore`.
 
@@ -133,10 +132,11 @@ def open_store(gpu: str, fake: str, variable: str | None, *limits: Any) -> Devic
             "GPUs are switched off: the setting gpu is 'off'; set it to 'auto' for the GPUs of this machine, or to "
             "'fake' (ZCACTOR_GPU=fake) for fake GPUs"
         )
-    if gpu != "fake":
+    kind, _, options = gpu.partition(":")
+    if kind != "fake":
         from zcactor.device.cuda import CudaGpuDriver
 
         return DeviceStore(CudaGpuDriver(), *limits)
     from zcactor.device.fake import FakeGpuDriver
 
-    return DeviceStore(FakeGpuDriver(fake, variable), *limits)
+    return DeviceStore(FakeGpuDriver(options, variable), *limits)

@@ -384,7 +384,7 @@ class Store:
 
         Raises:
             DeviceUnavailable: GPUs are switched off, or the process has no runtime for them.
-            ValueError: the setting ``gpu_fake`` is malformed.
+            ValueError: the options of fake GPUs in the setting ``gpu`` are malformed.
         """
         with self._lock:
             if self._devices is None:
