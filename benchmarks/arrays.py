@@ -465,7 +465,7 @@ async def _by_reference(scale: Scale) -> list[Measurement]:
         arrays: dict[str, Any] = {"NumPy": zc.zeros(64 * MIB, "u1")}
         for name, nbytes in (("64 KiB", 1 << 16), ("64 MiB", 64 * MIB), ("256 MiB", 256 * MIB)):
             arrays[name] = zc.zeros(nbytes, "u1", device="cuda")
-        await asyncio.to_thread(zc.to_host, arrays["256 MiB"][:1])  # all are computed
+        await asyncio.to_thread(zc.gpu.to_host, arrays["256 MiB"][:1])  # all are computed
         before = zc.stats().bytes_copied
         subjects: dict[str, Sample] = {
             name: partial(each, partial(reader.take, array), calls) for name, array in arrays.items()

@@ -27,7 +27,7 @@ COUNT, SIDE, EDGE = 16, 512, 64
 class Loader:
     """The source of batches."""
 
-    def load(self, number: int) -> zc.DeviceArray:
+    def load(self, number: int) -> zc.gpu.DeviceArray:
         """A batch whose border is -1 and whose inner pixels are `number`."""
         batch = zc.full((COUNT, SIDE, SIDE), -1, np.float32, device="cuda")
         batch[:, EDGE:-EDGE, EDGE:-EDGE].fill(number)
@@ -38,7 +38,7 @@ class Loader:
 class Cropper:
     """The middle of the pipeline."""
 
-    def crop(self, batch: zc.DeviceArray) -> zc.DeviceArray:
+    def crop(self, batch: zc.gpu.DeviceArray) -> zc.gpu.DeviceArray:
         """The inner pixels of a batch, one behind the other: a copy on the GPU."""
         return batch[:, EDGE:-EDGE, EDGE:-EDGE].copy()
 
@@ -47,16 +47,16 @@ class Cropper:
 class Counter:
     """The end of the pipeline."""
 
-    def corners(self, batch: zc.DeviceArray) -> float:
+    def corners(self, batch: zc.gpu.DeviceArray) -> float:
         """The mean of the corners of a batch's images: only these come to the host."""
         step = batch.shape[1] - 1
-        return float(zc.to_host(batch[:, ::step, ::step]).mean())
+        return float(zc.gpu.to_host(batch[:, ::step, ::step]).mean())
 
 
 async def has_a_gpu() -> bool:
     """Whether an NVIDIA GPU works here, or a fake one was asked for."""
     async with zc.init():
-        return bool(zc.gpus())
+        return bool(zc.gpu.gpus())
 
 
 async def run_all(items: int, config: zc.Config) -> dict[str, Any]:
@@ -73,7 +73,7 @@ async def run_all(items: int, config: zc.Config) -> dict[str, Any]:
         taken = time.perf_counter() - started
         stats = [zc.stats(), *[await zc.stats(actor) for actor in (loader, cropper, counter)]]
         return {
-            "gpu": zc.gpus()[0].name,
+            "gpu": zc.gpu.gpus()[0].name,
             "items": items,
             "seconds": taken,
             "bytes_mapped": sum(each.bytes_device_mapped for each in stats),

@@ -41,15 +41,15 @@ class Gpus:
 
     def seen(self, x: Any) -> tuple[str, Any]:
         """The type of an array, and its values."""
-        return type(x).__name__, np.array(zc.to_host(x))
+        return type(x).__name__, np.array(zc.gpu.to_host(x))
 
     async def seen_on_loop(self, x: Any) -> tuple[str, Any]:
         """As `seen`."""
-        return type(x).__name__, np.array(zc.to_host(x))
+        return type(x).__name__, np.array(zc.gpu.to_host(x))
 
     def described(self, x: Any) -> tuple[str, Any]:
         """The type of an array with its library's name, and its values."""
-        return f"{type(x).__module__}.{type(x).__name__}", np.array(zc.to_host(x))
+        return f"{type(x).__module__}.{type(x).__name__}", np.array(zc.gpu.to_host(x))
 
     def cupy(self, shape: Any, value: Any) -> Any:
         """A new array of CuPy."""
@@ -90,7 +90,7 @@ class Gpus:
 
     def kept_seen(self) -> list[Any]:
         """The values of the arrays that were kept."""
-        return [np.array(zc.to_host(each)) for each in self._kept]
+        return [np.array(zc.gpu.to_host(each)) for each in self._kept]
 
     async def relay_kept(self, other: Any) -> Any:
         """Pass the first array that was kept on."""
@@ -98,7 +98,7 @@ class Gpus:
 
     def total(self, x: Any) -> tuple[str, int]:
         """The type of an array, and the sum of its elements."""
-        return type(x).__name__, int(np.sum(zc.to_host(x), dtype="u8"))
+        return type(x).__name__, int(np.sum(zc.gpu.to_host(x), dtype="u8"))
 
     def fill_store(self, left: int) -> None:
         """Leave the store so many bytes in one piece."""
@@ -107,7 +107,7 @@ class Gpus:
     def filled(self, x: Any, value: Any) -> Any:
         """The values of an array that was written to here."""
         x.fill(value)
-        return np.array(zc.to_host(x))
+        return np.array(zc.gpu.to_host(x))
 
     def given(self, shape: Any, value: Any) -> Any:
         """A new array, handed over."""
@@ -183,7 +183,7 @@ class Stage:
     def copied(self, x: Any) -> Any:
         """A copy of an array, which is not waited for."""
         made = zc.empty(x.shape, x.dtype, device="cuda")
-        with zc.gpu_stream() as stream:
+        with zc.gpu.stream() as stream:
             into, outof = made.as_cupy(), x.as_cupy()
             sizes = (x.nbytes, x.nbytes)
             current().store.devices().driver.copy(0, into.data.ptr, outof.data.ptr, 1, x.nbytes, sizes, stream.ptr)
@@ -204,7 +204,7 @@ class Shelf:
     def make(self, number: int, size: int, value: int) -> None:
         """Make an array, and do not wait for its elements."""
         x = self._arrays[number] = zc.empty(size, "u1", device="cuda")
-        with zc.gpu_stream():
+        with zc.gpu.stream():
             x.fill(value)
 
     def get(self, number: int) -> Any:
@@ -217,7 +217,7 @@ class Shelf:
 
     def look(self, number: int) -> Any:
         """The elements of an array."""
-        return np.array(zc.to_host(self._arrays[number]))
+        return np.array(zc.gpu.to_host(self._arrays[number]))
 
     def drop(self, number: int) -> None:
         """Forget an array."""

@@ -57,7 +57,7 @@ class Worker:
 
     def values(self, x: Any) -> Any:
         """The values of an array, in host memory."""
-        return np.array(zc.to_host(x))
+        return np.array(zc.gpu.to_host(x))
 
     def same(self, x: Any) -> Any:
         """The argument."""
@@ -130,7 +130,7 @@ async def settled_memory() -> None:
 
 def _ramp(kind: str) -> Any:
     """An array of the program with known values: CuPy's where it can compute, else one of zcactor."""
-    return zc.to_device(np.arange(6000, dtype="i4").reshape(60, 100))
+    return zc.gpu.to_device(np.arange(6000, dtype="i4").reshape(60, 100))
 
 
 async def cupy_chain(kind: str) -> tuple[str, dict[str, Any]]:
@@ -218,7 +218,7 @@ async def views(kind: str) -> tuple[str, dict[str, Any]]:
     if kind == "fake":
         return "all arrive", {}
     cupy = library("cupy", kind)
-    with zc.gpu_allocator("cupy"):
+    with zc.gpu.allocator("cupy"):
         other = cupy.asfortranarray(cupy.arange(6000, dtype="i4").reshape(60, 100))
     for name, one in {"F order": other, "broadcast": cupy.broadcast_to(other[:1], (4, 100)), "T": other.T}.items():
         require((await worker.values(one) == cupy.asnumpy(one)).all(), f"{name} of CuPy: the values are wrong")
@@ -234,8 +234,9 @@ async def small_types(kind: str) -> tuple[str, dict[str, Any]]:
 
         for each in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
             values = np.arange(16).astype(each)
-            got = await worker.same(zc.to_device(values))
-            require(got.dtype == values.dtype and (zc.to_host(got) == values).all(), f"{each}: the values are wrong")
+            got = await worker.same(zc.gpu.to_device(values))
+            right = got.dtype == values.dtype and (zc.gpu.to_host(got) == values).all()
+            require(right, f"{each}: the values are wrong")
             seen.append(np.dtype(each).name)
     if kind == "cuda" and importlib.util.find_spec("torch") is not None:
         import torch
@@ -260,7 +261,7 @@ async def hidden_gpu(kind: str) -> tuple[str, dict[str, Any]]:
     took = []
     for _ in range(5):
         fresh = zc.full(256 * MIB, 9, "u1", device="cuda")
-        zc.to_host(fresh[:1])
+        zc.gpu.to_host(fresh[:1])
         began = time.perf_counter()
         await worker.nothing(fresh)
         took.append(time.perf_counter() - began)
@@ -270,18 +271,18 @@ async def hidden_gpu(kind: str) -> tuple[str, dict[str, Any]]:
 
 
 async def host_copies(kind: str) -> tuple[str, dict[str, Any]]:
-    """The rates of `zc.to_host` and `zc.to_device`, to be compared with those of `pinned_memfd`."""
+    """The rates of `zc.gpu.to_host` and `zc.gpu.to_device`, to be compared with those of `pinned_memfd`."""
     array = zc.full(256 * MIB, 9, "u1", device="cuda")
-    values, took = zc.to_host(array), list[tuple[float, float]]()
+    values, took = zc.gpu.to_host(array), list[tuple[float, float]]()
     for _ in range(5):
         began = time.perf_counter()
-        there = zc.to_device(values)
-        zc.to_host(there[-1:])  # it is computed
+        there = zc.gpu.to_device(values)
+        zc.gpu.to_host(there[-1:])  # it is computed
         between = time.perf_counter()
-        values = zc.to_host(there)
+        values = zc.gpu.to_host(there)
         took.append((between - began, time.perf_counter() - between))
     require(bool((values == 9).all()), "the values are wrong")
-    names = "zc.to_device", "zc.to_host"
+    names = "zc.gpu.to_device", "zc.gpu.to_host"
     return "GB/s", {
         f"{name} of 256 MiB, GB/s": round(256 * MIB / min(each) / 1e9, 2)
         for name, each in zip(names, zip(*took, strict=True), strict=True)
@@ -291,7 +292,7 @@ async def host_copies(kind: str) -> tuple[str, dict[str, Any]]:
 async def _dies(kind: str, how: str) -> tuple[str, dict[str, Any]]:
     owner: Any = await Worker.spawn()
     array = await owner.made(4 * MIB, 5)
-    zc.to_host(array[:1])  # it is computed
+    zc.gpu.to_host(array[:1])  # it is computed
     pid = await owner.pid()
     if how == "killed":
         os.kill(pid, signal.SIGKILL)
@@ -303,7 +304,7 @@ async def _dies(kind: str, how: str) -> tuple[str, dict[str, Any]]:
             raise AssertionError("a killed actor answered")
     else:
         await zc.stop(owner)
-    require((zc.to_host(array) == 5).all(), "the values are wrong")
+    require((zc.gpu.to_host(array) == 5).all(), "the values are wrong")
     reader: Any = await Worker.spawn()
     require((await reader.values(array) == 5).all(), "the values at a third process are wrong")
     return "its array is read here, and passed on", {}
@@ -328,7 +329,7 @@ async def kill_reader(kind: str) -> tuple[str, dict[str, Any]]:
     require(zc.stats().device_leases == 1, "the reader has no lease")
     os.kill(await reader.pid(), signal.SIGKILL)
     await _settled()
-    require((zc.to_host(array) == 5).all(), "the values are wrong")
+    require((zc.gpu.to_host(array) == 5).all(), "the values are wrong")
     del array
     # The lease ends with the connection, and the memory is free once the process is gone, which may read it until then.
     await _until(lambda: zc.stats().device_used == before, "the memory is not free")
@@ -337,7 +338,7 @@ async def kill_reader(kind: str) -> tuple[str, dict[str, Any]]:
 
 async def kill_both(kind: str) -> tuple[str, dict[str, Any]]:
     """Owner and reader are killed: the GPU's memory is free again."""
-    before = zc.gpus()[0].free
+    before = zc.gpu.gpus()[0].free
     owner: Any = await Worker.spawn()
     reader: Any = await Worker.spawn()
     await reader.keep(owner.made(512 * MIB, 5))
@@ -345,7 +346,7 @@ async def kill_both(kind: str) -> tuple[str, dict[str, Any]]:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     await _until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids), "a killed process is still there")
-    left = before - zc.gpus()[0].free
+    left = before - zc.gpu.gpus()[0].free
     require(left < 64 * MIB, f"{left} bytes of the GPU's memory are gone")
     return "the memory is free again", {"bytes less free": left}
 
@@ -362,7 +363,7 @@ async def unfinished_owner(kind: str) -> tuple[str, dict[str, Any]]:
     os.kill(await owner.pid(), signal.SIGKILL)
     began = time.perf_counter()
     try:
-        values = await asyncio.to_thread(zc.to_host, array)
+        values = await asyncio.to_thread(zc.gpu.to_host, array)
     except ObjectLost:
         took = {"ObjectLost after, ms": round((time.perf_counter() - began) * 1e3, 1)}
     else:
@@ -387,7 +388,7 @@ class Late:
         """An array behind that many copies of 4 GiB, of two milliseconds each on an H200."""
         import cupy
 
-        with zc.gpu_allocator("cupy"):
+        with zc.gpu.allocator("cupy"):
             result = cupy.zeros(1000, "u1")
         scratch = cupy.zeros(8192 * MIB, "u1")
         for _ in range(copies):
@@ -405,14 +406,14 @@ async def passes(kind: str) -> tuple[str, dict[str, Any]]:
     if kind == "cuda" and importlib.util.find_spec("cupy") is not None:
         import cupy
 
-        with zc.gpu_allocator("cupy"):
+        with zc.gpu.allocator("cupy"):
             subjects["CuPy"] = cupy.ones(nbytes, "u1")
         cupy.cuda.Device().synchronize()
     for each in subjects.values():
         for _ in range(50):
             await worker.nothing(each)
     await _settled()
-    before, free = zc.stats(), zc.gpus()[0].free
+    before, free = zc.stats(), zc.gpu.gpus()[0].free
     took: dict[str, list[float]] = {name: [] for name in subjects}
     rounds = PASSES // 100 // len(subjects)
     for _ in range(rounds):
@@ -425,7 +426,7 @@ async def passes(kind: str) -> tuple[str, dict[str, Any]]:
     after = zc.stats()
     require(after.device_used == before.device_used, "objects are left")
     require(after.bytes_copied == before.bytes_copied, "something was copied")
-    require(abs(free - zc.gpus()[0].free) < 8 * MIB, "the GPU's free memory has changed")
+    require(abs(free - zc.gpu.gpus()[0].free) < 8 * MIB, "the GPU's free memory has changed")
     medians = {name: statistics.median(each) * 1e6 for name, each in took.items()}
     figures = {f"{name}, us": round(value, 1) for name, value in medians.items()}
     figures |= {f"{name}, of int": round(value / medians["int"], 2) for name, value in medians.items() if name != "int"}
@@ -437,7 +438,7 @@ async def passes(kind: str) -> tuple[str, dict[str, Any]]:
 async def _behind_work(worker: Any) -> float:
     """Microseconds of a call with an array that is not computed yet."""
     took = []
-    with zc.gpu_stream() as stream:
+    with zc.gpu.stream() as stream:
         big = zc.empty(8192 * MIB, "u1", device="cuda")
         for _ in range(300):
             big[: 4096 * MIB].copy_from(big[4096 * MIB :])
@@ -452,10 +453,10 @@ async def _behind_work(worker: Any) -> float:
 
 
 async def allocator_cupy(kind: str) -> tuple[str, dict[str, Any]]:
-    """Arrays that CuPy allocates inside `gpu_allocator` lie in the store, and are passed without a copy."""
+    """Arrays that CuPy allocates inside `allocator` lie in the store, and are passed without a copy."""
     cupy = library("cupy", kind)
     worker: Any = await Worker.spawn()
-    with zc.gpu_allocator("cupy"):
+    with zc.gpu.allocator("cupy"):
         array = cupy.arange(1000) * 3
     require(zc.in_store(array), "it lies outside of the store")
     require((await worker.values(array) == np.arange(1000) * 3).all(), "the values are wrong")
@@ -467,7 +468,7 @@ async def allocator_torch(kind: str) -> tuple[str, dict[str, Any]]:
     """The same for PyTorch."""
     torch = library("torch", kind)
     worker: Any = await Worker.spawn()
-    with zc.gpu_allocator("torch"):
+    with zc.gpu.allocator("torch"):
         tensor = torch.arange(1000, device="cuda") * 3
     require(zc.in_store(tensor), "it lies outside of the store")
     require((await worker.values(tensor) == np.arange(1000) * 3).all(), "the values are wrong")

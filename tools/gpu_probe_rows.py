@@ -39,7 +39,7 @@ class Reader:
 
     def first(self, x: Any) -> float:
         """The first element."""
-        return float(zc.to_host(x).ravel()[0])
+        return float(zc.gpu.to_host(x).ravel()[0])
 
     def keep(self, x: Any) -> None:
         """Keep an array."""
@@ -85,13 +85,13 @@ async def stream_handles(kind: str) -> tuple[str, dict[str, Any]]:
         driver.end_stream(0, following)
     source, target = (zc.empty(_large(kind, 256 * MIB), "u1", device="cuda") for _ in range(2))
     for number in range(100):
-        with zc.gpu_stream():
+        with zc.gpu.stream():
             for _ in range(30):
                 source.fill(255)
             source.fill(number)
-        with zc.gpu_stream():
+        with zc.gpu.stream():
             target.copy_from(source)
-        wrong += int(zc.to_host(target[-4:])[0]) != number
+        wrong += int(zc.gpu.to_host(target[-4:])[0]) != number
     require(not wrong, f"{wrong} of 100 copies have wrong bytes")
     return "all bytes are right", {"the same handle again, of 50": again, "while it worked": busy}
 
@@ -118,13 +118,13 @@ async def capture(kind: str) -> tuple[str, dict[str, Any]]:
     rounds = wrong = 0
     while thread.is_alive():
         dropped = zc.empty(64 * MIB, "u1", device="cuda")
-        with zc.gpu_stream():
+        with zc.gpu.stream():
             for _ in range(20):
                 dropped.fill(1)
         del dropped
         array = zc.full(64 * MIB, 7, "u1", device="cuda")
         await asyncio.sleep(0.002)
-        wrong += bool((zc.to_host(array[::MIB]) != 7).any()) if not rounds % 5 else 0
+        wrong += bool((zc.gpu.to_host(array[::MIB]) != 7).any()) if not rounds % 5 else 0
         rounds += 1
     thread.join()
     require(not broken, f"{len(broken)} of {CAPTURES} captures failed: {broken[:1]}")
@@ -143,7 +143,7 @@ async def ended_stream(kind: str) -> tuple[str, dict[str, Any]]:
     stream.synchronize()
     del stream, taken
     gc.collect()
-    require(zc.to_host(array)[0] == 5, "the values are wrong")
+    require(zc.gpu.to_host(array)[0] == 5, "the values are wrong")
     del array
     await settled_memory()
     return "the array is used, and its memory goes back", {}
@@ -153,7 +153,7 @@ async def weights(kind: str) -> tuple[str, dict[str, Any]]:
     """A tensor is updated in place, and passed again."""
     torch = library("torch", kind)
     reader: Any = await Reader.spawn()
-    with zc.gpu_allocator("torch"):
+    with zc.gpu.allocator("torch"):
         tensor = torch.full((64 * MIB,), 1.0, device="cuda")
     got = [await reader.first(tensor)]
     for value in (2, 3, 4):
@@ -185,7 +185,7 @@ async def thread_streams(kind: str) -> tuple[str, dict[str, Any]]:
         thread = threading.Thread(target=work, args=(value,))
         thread.start()
         thread.join()
-        wrong += int(zc.to_host(array[-4:])[0]) != value
+        wrong += int(zc.gpu.to_host(array[-4:])[0]) != value
     require(not wrong, f"{wrong} of 29 arrays have wrong bytes")
     return "all bytes are right", {"stream": cupy.cuda.get_current_stream().ptr}
 
@@ -196,7 +196,7 @@ async def torch_sizes(kind: str) -> tuple[str, dict[str, Any]]:
     free = torch.cuda.mem_get_info()[0]
     parts = (0.15, 0.18, 0.21, 0.24, 0.27, 0.30)
     for part in parts:
-        with zc.gpu_allocator("torch"):
+        with zc.gpu.allocator("torch"):
             tensor = torch.empty(int(free * part), dtype=torch.uint8, device="cuda")
         del tensor
         torch.cuda.empty_cache()
@@ -258,7 +258,7 @@ async def pieces(kind: str) -> tuple[str, dict[str, Any]]:
     driver.export = refuse  # type: ignore[method-assign]
     reader: Any = await Reader.spawn()
     array = zc.full(_large(kind, 2048 * MIB), 3, "u1", device="cuda")
-    zc.to_host(array[:4])
+    zc.gpu.to_host(array[:4])
     began = time.perf_counter()
     got = await reader.first(array)
     took = time.perf_counter() - began
@@ -294,7 +294,7 @@ async def one_queue(kind: str) -> tuple[str, dict[str, Any]]:
     for _ in range(rounds):
         arrays = []
         for value in range(24):
-            with zc.gpu_stream():
+            with zc.gpu.stream():
                 array = zc.empty(4 * MIB if kind == "cuda" else 4096, "u1", device="cuda")
                 for _ in range(5):
                     array.fill(value)

@@ -49,14 +49,13 @@ GROUPS: Final[Mapping[str, str]] = {
     "Actors": "actor method spawn Actor ActorHandle current_actor CurrentActor get_actor stop kill",
     "References": "ObjectRef ObjectStream put get wait shuffle",
     "Arrays": "move empty zeros ones full asarray freeze in_store load numpy_allocator",
-    "GPUs": "gpus GpuInfo DeviceArray to_device to_host gpu_allocator gpu_stream GpuStream",
+    "GPUs": "gpu",
     "Graphs": "graph Graph GraphNode CompiledGraph GraphPlan",
     "Groups": "group Group GroupPlan Reducer",
     "Gradients": "hooks",
     "Networks": "topology",
     "Other engines": "cluster",
-    "Look inside": "stats Stats explain PeerPath DevicePath nodes NodeInfo actors ActorInfo cluster_resources "
-    "available_resources",
+    "Look inside": "stats Stats explain PeerPath nodes NodeInfo actors ActorInfo cluster_resources available_resources",
     "Errors": "errors ZcactorError ActorDied ActorUnavailable GroupBroken GroupMismatch GroupTimeout HeadUnavailable "
     "MailboxFull NameTaken NoSuchActor InsufficientResources RemoteError DeadlineExceeded ObjectLost OutOfMemory "
     "ConnectionLost "
@@ -68,12 +67,13 @@ GROUPS: Final[Mapping[str, str]] = {
 _VALUES: Final = {
     "cluster": "Clusters whose nodes another engine runs: `submit` asks Slurm for them, and `on_ray` a Ray cluster.",
     "errors": "Every exception that zcactor raises, in one tree, with two that have no name in `zcactor` itself.",
+    "gpu": "Arrays on GPUs: which GPUs there are, ways between host and GPU, streams, and allocators of libraries.",
     "hooks": "Gradient compression for reducers: `BF16`, `Int8`, `FP8`, `TopK`, `PowerSGD`, and their protocol `Hook`.",
     "topology": "Networks as graphs: their shapes, orders of ranks, and the time of an allreduce in them.",
     "__version__": "The version of the package, a string such as `0.1.0`.",
 }
 """The texts of names that have no docstring of their own."""
-_WITH_FUNCTIONS: Final = frozenset({"cluster"})
+_WITH_FUNCTIONS: Final = frozenset({"cluster", "gpu"})
 """Modules whose functions are on the page of names, too; others have a page of their own for them."""
 
 
@@ -159,8 +159,13 @@ def _names() -> Iterator[str]:
         yield ""
         rows = []
         for name in group.split():
-            text = _VALUES.get(name) or _summary(getattr(zcactor, name))
-            rows.append((f"[`zc.{name}`](#zcactor.{name})", _cell(text)))
+            thing = getattr(zcactor, name)
+            within = (
+                {f"{name}.{each}": getattr(thing, each) for each in thing.__all__} if name in _WITH_FUNCTIONS else {}
+            )
+            for full, one in {name: thing, **within}.items():
+                text = _VALUES.get(full) or _summary(one)
+                rows.append((f"[`zc.{full}`](#zcactor.{full})", _cell(text)))
         yield from _table(("name", "what it is"), rows)
         yield "```{eval-rst}"
         for name in group.split():

@@ -64,10 +64,8 @@ from zcactor.marshal import move
 from zcactor.process.loops import run
 
 if TYPE_CHECKING:
-    from zcactor import cluster, hooks, topology
+    from zcactor import cluster, gpu, hooks, topology
     from zcactor.api.binding import GraphNode
-    from zcactor.api.device_paths import DevicePath
-    from zcactor.api.gpus import GpuInfo, gpu_allocator, gpu_stream, gpus, to_device, to_host
     from zcactor.api.inspection import (
         ActorInfo,
         NodeInfo,
@@ -82,8 +80,6 @@ if TYPE_CHECKING:
     from zcactor.collectives.cost import GroupPlan
     from zcactor.collectives.group import Group, group
     from zcactor.collectives.reducer import Reducer
-    from zcactor.device.array import DeviceArray
-    from zcactor.device.streams import GpuStream
     from zcactor.driver.driver import init, shutdown
     from zcactor.driver.runtimes import Runtime
     from zcactor.graphs.compiled import CompiledGraph
@@ -92,8 +88,6 @@ if TYPE_CHECKING:
     from zcactor.loading import load
     from zcactor.observe.stats import Stats
     from zcactor.shuffling import shuffle
-
-    Node = Runtime
 
 __version__ = "0.1.0"
 
@@ -111,12 +105,8 @@ __all__ = [
     "CopyWarning",
     "CurrentActor",
     "DeadlineExceeded",
-    "DeviceArray",
     "DeviceError",
-    "DevicePath",
     "DeviceUnavailable",
-    "GpuInfo",
-    "GpuStream",
     "Graph",
     "GraphNode",
     "GraphPlan",
@@ -159,9 +149,7 @@ __all__ = [
     "full",
     "get",
     "get_actor",
-    "gpu_allocator",
-    "gpu_stream",
-    "gpus",
+    "gpu",
     "graph",
     "group",
     "hooks",
@@ -181,8 +169,6 @@ __all__ = [
     "spawn",
     "stats",
     "stop",
-    "to_device",
-    "to_host",
     "topology",
     "wait",
     "zeros",
@@ -190,18 +176,8 @@ __all__ = [
 
 _DRIVER, _INSPECTION = "zcactor.driver.driver", "zcactor.api.inspection"
 _COLLECTIVES = "zcactor.collectives.group"
-_GPUS = "zcactor.api.gpus"
 _LATER = {
     "ActorInfo": _INSPECTION,
-    "to_host": _GPUS,
-    "to_device": _GPUS,
-    "gpus": _GPUS,
-    "gpu_allocator": _GPUS,
-    "gpu_stream": _GPUS,
-    "GpuStream": "zcactor.device.streams",
-    "GpuInfo": _GPUS,
-    "DeviceArray": "zcactor.device.array",
-    "DevicePath": "zcactor.api.device_paths",
     "CompiledGraph": "zcactor.graphs.compiled",
     "Graph": "zcactor.graphs.graph",
     "GraphNode": "zcactor.api.binding",
@@ -228,14 +204,21 @@ _LATER = {
 }
 """Names whose modules are imported at first use: these take a fifth of the import time, and an actor never needs
 them."""
-_SUBMODULES = {"cluster", "hooks", "topology"}
+_SUBMODULES = {"cluster", "gpu", "hooks", "topology"}
 """Public modules, imported at first use too."""
+
+_MOVED = {"gpu_allocator": "allocator", "gpu_stream": "stream"} | {
+    name: name for name in ("DeviceArray", "DevicePath", "GpuInfo", "GpuStream", "gpus", "to_device", "to_host")
+}
+"""Names that versions before had here, with those in `zcactor.gpu`."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"zcactor.{name}")
     module = _LATER.get(name)
+    if name in _MOVED:
+        raise AttributeError(f"zcactor.{name} is zcactor.gpu.{_MOVED[name]}")
     if module is None:
         raise AttributeError(f"module 'zcactor' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(module), name)

@@ -33,7 +33,7 @@ class Own:
         return (await zc.explain(zc.current_actor().handle)).device
 
 
-async def explained(options: str, **settings: Any) -> zc.DevicePath | None:
+async def explained(options: str, **settings: Any) -> zc.gpu.DevicePath | None:
     """The way to an actor, with fake GPUs of these options and with settings of the actor."""
     config = zc.Config(gpu=f"fake:{options}", num_gpus=0)
     async with asyncio.timeout(PATIENCE), zc.init(config=config):
@@ -43,7 +43,7 @@ async def explained(options: str, **settings: Any) -> zc.DevicePath | None:
 @pytest.mark.slow
 async def test_memory_is_mapped() -> None:
     path = await explained("devices=2")
-    assert path == zc.DevicePath("mapped", "same host: the GPU memory is mapped in place", {}, True)
+    assert path == zc.gpu.DevicePath("mapped", "same host: the GPU memory is mapped in place", {}, True)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ async def test_a_stream_for_each_stage_with_cupy(seed: int) -> None:
             x: Any = source.full(SIZE, value)
             for stage in stages:
                 x = stage.copied(x)
-            assert (zc.to_host(await x) == value).all()
+            assert (zc.gpu.to_host(await x) == value).all()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -103,7 +103,7 @@ async def test_a_stream_for_each_stage_with_pytorch(seed: int, monkeypatch: pyte
     async with running(seed):
         source: Any = await Gpus.spawn()
         sink: Any = await Shelf.spawn()
-        with zc.gpu_stream() as stream:
+        with zc.gpu.stream() as stream:
             for value in range(STEPS):
                 read = (await source.full(SIZE, value)).as_torch()
                 own = zc.empty(SIZE, "u1", device="cuda")

@@ -34,7 +34,7 @@ class Commands:
         return [node.node_id for node in await zc.nodes()]
 
     async def uuids(self) -> list[str]:
-        return [gpu.uuid for gpu in zc.gpus()]
+        return [gpu.uuid for gpu in zc.gpu.gpus()]
 
     async def spawn(self, name: str, node: str) -> None:
         self.actors[name] = await Gpus.options(node=node).spawn()
@@ -55,7 +55,7 @@ class Commands:
 
     async def sum(self, array: str) -> int:
         """The sum of an array that this process has."""
-        found: int = zc.to_host(self.arrays[array]).sum(dtype="u8").item()
+        found: int = zc.gpu.to_host(self.arrays[array]).sum(dtype="u8").item()
         return found
 
     async def total(self, reader: str, array: str) -> list[Any]:

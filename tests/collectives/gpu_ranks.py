@@ -46,15 +46,15 @@ class GpuRank:
     async def call(self, group: zc.Group, operation: str, x: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Call a collective with an array on this rank's GPU. Returns the type of the result, its values, and whether
         it is read-only."""
-        return _described(await getattr(group, operation)(x if x is None else zc.to_device(x), **kwargs))
+        return _described(await getattr(group, operation)(x if x is None else zc.gpu.to_device(x), **kwargs))
 
     def call_plain(self, group: zc.Group, operation: str, x: Any) -> tuple[Any, Any, bool]:
         """As `call`, in a plain method."""
-        return _described(getattr(group, operation)(zc.to_device(x)).result())
+        return _described(getattr(group, operation)(zc.gpu.to_device(x)).result())
 
     async def call_as(self, group: zc.Group, library: str, operation: str, x: Any) -> tuple[Any, Any, bool]:
         """As `call`, with an array of a library."""
-        own = zc.to_device(x)
+        own = zc.gpu.to_device(x)
         return _described(await getattr(group, operation)(own.as_cupy() if library == "cupy" else own))
 
     async def from_host(self, group: zc.Group, x: Any) -> Any:
@@ -63,10 +63,10 @@ class GpuRank:
 
     async def turned(self, group: zc.Group, x: Any) -> tuple[Any, Any]:
         """Reduce a view with gaps, and overwrite the array. Returns the values of both."""
-        own = zc.to_device(x)
+        own = zc.gpu.to_device(x)
         result = await group.allreduce(own.T[::-1, ::2])
         own.fill(7)
-        return np.array(zc.to_host(result)), np.array(zc.to_host(own))
+        return np.array(zc.gpu.to_host(result)), np.array(zc.gpu.to_host(own))
 
     async def into(self, group: zc.Group, kind: str, x: Any) -> tuple[bool, Any, bool]:
         """Reduce into an array. Returns whether that is the result, its values, and whether it is writable."""
@@ -79,42 +79,42 @@ class GpuRank:
         given = out.as_cupy() if kind == "cupy" else out
         result = await group.allreduce(own, out=given)
         if kind == "cupy":
-            return result is given, np.array(zc.to_host(out)), True
-        values = np.array(zc.to_host(result))
+            return result is given, np.array(zc.gpu.to_host(out)), True
+        values = np.array(zc.gpu.to_host(result))
         result.fill(0)
         return result is given, values, True
 
     async def late(self, group: zc.Group, rank: int) -> tuple[list[float], list[float]]:
         """Reduce an array that is not computed yet, and overwrite it. Returns the elements of the result and of it."""
         x = zc.zeros(5, "f4", device="cuda")
-        with zc.gpu_stream():
+        with zc.gpu.stream():
             x.fill(rank + 1)
             reference = group.allreduce(x)
         result = await reference
-        with zc.gpu_stream():
+        with zc.gpu.stream():
             x.fill(9)
-        with zc.gpu_stream():
+        with zc.gpu.stream():
             copied = result.copy()
-        return zc.to_host(copied).tolist(), zc.to_host(x).tolist()
+        return zc.gpu.to_host(copied).tolist(), zc.gpu.to_host(x).tolist()
 
     async def held(self, group: zc.Group, value: float) -> tuple[bool, float]:
         """Reduce an array while the GPU does nothing. Returns whether the result was computed, and an element."""
         x = zc.zeros(5, "f4", device="cuda")
         gate, driver = threading.Event(), current().store.devices().driver
-        with zc.gpu_stream() as stream:
+        with zc.gpu.stream() as stream:
             driver.hold(0, stream.ptr, gate.is_set)
             x.fill(value)
             result: Any = await group.allreduce(x)
         done = all(moment.done() for moment in result.holder.work._writes)
         gate.set()
-        return done, float(zc.to_host(result)[0])
+        return done, float(zc.gpu.to_host(result)[0])
 
     async def borrows(self, group: zc.Group) -> float:
         """Reduce an array that is kept. Returns an element of the result."""
         self.kept = zc.ones(10, "f4", device="cuda")
         reference = group.allreduce(self.kept)
         self.called.set()
-        return float(zc.to_host(await reference)[0])
+        return float(zc.gpu.to_host(await reference)[0])
 
     async def next_call(self) -> None:
         """Wait until `borrows` or `watched` has called a collective."""
@@ -131,7 +131,7 @@ class GpuRank:
 
     async def keep(self, group: zc.Group, x: Any) -> None:
         """Reduce an array, and keep the result."""
-        self.kept = await group.allreduce(zc.to_device(x))
+        self.kept = await group.allreduce(zc.gpu.to_device(x))
 
     async def relay(self, other: Any) -> list[float]:
         """Pass the result that is kept on. Returns the elements that the other actor sees."""
@@ -139,11 +139,11 @@ class GpuRank:
 
     def elements(self, x: Any) -> list[float]:
         """The elements of an array."""
-        return zc.to_host(x).tolist()  # type: ignore[no-any-return]
+        return zc.gpu.to_host(x).tolist()  # type: ignore[no-any-return]
 
     def elements_kept(self) -> list[float]:
         """The elements of the array that is kept."""
-        return zc.to_host(self.kept).tolist()  # type: ignore[no-any-return]
+        return zc.gpu.to_host(self.kept).tolist()  # type: ignore[no-any-return]
 
     async def rank_by_host(self, group: zc.Group) -> int:
         """Add ones on the host. Returns the sum."""
@@ -151,7 +151,7 @@ class GpuRank:
 
     def seen(self) -> list[str]:
         """The UUIDs of the GPUs here."""
-        return [gpu.uuid for gpu in zc.gpus()]
+        return [gpu.uuid for gpu in zc.gpu.gpus()]
 
     def pid(self) -> int:
         """The process id."""
@@ -164,7 +164,7 @@ class GpuRank:
     async def raises(self, group: zc.Group, operation: str, x: Any, **kwargs: Any) -> tuple[str, str]:
         """Call a collective that fails. Returns the type and the text of its error."""
         try:
-            await getattr(group, operation)(x if x is None else zc.to_device(x), **kwargs)
+            await getattr(group, operation)(x if x is None else zc.gpu.to_device(x), **kwargs)
         except Exception as error:
             return type(error).__name__, str(error)
         raise AssertionError(f"{operation} did not fail")
@@ -179,21 +179,21 @@ class GpuRank:
 
     async def exchange(self, group: zc.Group, parts: Sequence[Any], on_gpu: bool = True) -> list[Any]:
         """Send a part to each rank. Returns the types and values from all."""
-        sent = [zc.to_device(part) if on_gpu else part for part in parts]
+        sent = [zc.gpu.to_device(part) if on_gpu else part for part in parts]
         return [_described(await each) for each in await group.alltoall(sent)]
 
     def call_on(self, group: zc.Group, device: str, x: Any) -> Any:
         """Reduce an array on a GPU. Returns the values, or the error. In a process of several ranks the wait for the
         values must not hold up their loop."""
         try:
-            return np.array(zc.to_host(group.allreduce(zc.to_device(x, device)).result()))
+            return np.array(zc.gpu.to_host(group.allreduce(zc.gpu.to_device(x, device)).result()))
         except ValueError as error:
             return str(error)
 
     async def exchange_on(self, group: zc.Group, device: str, parts: Sequence[Any]) -> list[float]:
         """Send a part on a GPU to each rank. Returns the first elements of those from all."""
-        found = await group.alltoall([zc.to_device(part, device) for part in parts])
-        return [float(zc.to_host(await each)[0]) for each in found]
+        found = await group.alltoall([zc.gpu.to_device(part, device) for part in parts])
+        return [float(zc.gpu.to_host(await each)[0]) for each in found]
 
     async def watched(self, group: zc.Group) -> tuple[int, str]:
         """Reduce an array while a member ends. Returns the rank and the text of the error."""
@@ -218,7 +218,7 @@ class GpuRank:
     async def hold_and_reduce(self, group: zc.Group) -> None:
         """Hold the work of this rank's GPU back, and queue an exchange that is kept."""
         x, self.gate = zc.ones(10, "f4", device="cuda"), threading.Event()
-        with zc.gpu_stream() as stream:
+        with zc.gpu.stream() as stream:
             current().store.devices().driver.hold(0, stream.ptr, self.gate.is_set)
             x.fill(3)
             self.kept = await group.allreduce(x)
@@ -230,7 +230,7 @@ class GpuRank:
         x, self.gate = zc.ones((20, 20, 20), "f4", device="cuda"), threading.Event()
         self.kept = zc.zeros((40, 40, 40), "f4", device="cuda")
         self.copied = self.kept[::2, ::2, ::2]
-        with zc.gpu_stream() as stream:
+        with zc.gpu.stream() as stream:
             current().store.devices().driver.hold(0, stream.ptr, self.gate.is_set)
             x.fill(3)
         (made,) = current().groups().nccl.made
@@ -283,7 +283,7 @@ class GpuRank:
         """Read the array that is kept, and pass it on. Returns the types of the errors."""
         found = []
         for read in (
-            lambda: zc.to_host(self.kept), lambda: zc.to_host(self.copied), lambda: self.kept.copy(),
+            lambda: zc.gpu.to_host(self.kept), lambda: zc.gpu.to_host(self.copied), lambda: self.kept.copy(),
             lambda: zc.put(self.kept),
         ):  # fmt: skip
             try:
@@ -308,7 +308,7 @@ class GpuRank:
 
     async def adds(self, group: zc.Group, x: Any) -> str:
         """Add an array on a GPU to a reducer. Returns the error."""
-        given: Any = zc.to_device(x)
+        given: Any = zc.gpu.to_device(x)
         try:
             async with group.reducer() as reducer:
                 reducer.add("x", given)
@@ -336,7 +336,7 @@ class GpuRank:
 def _described(result: Any) -> tuple[Any, Any, bool]:
     if isinstance(result, list):
         return [_described(each) for each in result], None, True
-    values = zc.to_host(result)
+    values = zc.gpu.to_host(result)
     name = f"{type(result).__module__.partition('.')[0]}.{type(result).__name__}"
     return name, np.array(values), bool(getattr(result, "readonly", False))
 

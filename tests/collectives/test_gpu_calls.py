@@ -40,7 +40,7 @@ async def test_without_nccl_arrays_on_gpus_are_refused(operation: str) -> None:
     assert name == "TypeError"
     assert text == (
         f"Group.{operation}: groups exchange arrays on GPUs by NCCL. NCCL does not know fake GPUs; or pass "
-        "zc.to_host(x)"
+        "zc.gpu.to_host(x)"
     )
     assert await actor.rank_by_host(group) == 1
     await zc.kill(actor)
@@ -99,7 +99,7 @@ async def test_out_that_does_not_fit(kind: str, text: str) -> None:
 async def test_a_reducer_takes_arrays_on_the_host() -> None:
     actor: Any = await GpuRank.options(num_gpus=1).spawn()
     text = await actor.adds(await zc.group([actor]), ONES)
-    assert text == "Reducer.add: the array is on a GPU; pass zc.to_host(x)"
+    assert text == "Reducer.add: the array is on a GPU; pass zc.gpu.to_host(x)"
     await zc.kill(actor)
 
 

@@ -53,7 +53,7 @@ async def test_ranks_with_one_gpu() -> None:
             assert name == "ValueError"
             assert text == (
                 f"ranks 0 and 1 have their arrays on one GPU, {uuid}, and NCCL takes one rank a GPU: spawn the actors "
-                "with num_gpus=1, or pass zc.to_host(x)"
+                "with num_gpus=1, or pass zc.gpu.to_host(x)"
             )
         assert [await actor.made() for actor in actors] == [[], []]
 
@@ -63,7 +63,8 @@ async def test_a_receiver_without_nccl() -> None:
     name, text = await all_raise(await zc.group(actors), actors, "broadcast", ONES, None)
     assert name == "TypeError"
     assert text == (
-        "rank 1 cannot take part in an exchange of arrays on GPUs: NCCL does not know fake GPUs; or pass zc.to_host(x)"
+        "rank 1 cannot take part in an exchange of arrays on GPUs: NCCL does not know fake GPUs; or pass "
+        "zc.gpu.to_host(x)"
     )
     for actor in actors:
         await zc.kill(actor)

@@ -140,7 +140,7 @@ def test_numbers_that_nccl_lacks(dtype: Any, op: str) -> None:
         element_of(dtype, op, "Group.allreduce")
     text = str(refused.value)
     assert text.startswith(f"Group.allreduce: NCCL has no {op} of dtype {dtype} on GPUs; it reduces int8, uint8, int32")
-    assert text.endswith("pass zc.to_host(x), or another dtype")
+    assert text.endswith("pass zc.gpu.to_host(x), or another dtype")
 
 
 @pytest.mark.parametrize(

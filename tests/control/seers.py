@@ -26,7 +26,7 @@ class Seer:
 
     def seen(self) -> Sights:
         """``CUDA_VISIBLE_DEVICES`` at the import of this module and now, and the UUIDs of the GPUs."""
-        return AT_IMPORT, os.environ.get("CUDA_VISIBLE_DEVICES"), [gpu.uuid for gpu in zc.gpus()]
+        return AT_IMPORT, os.environ.get("CUDA_VISIBLE_DEVICES"), [gpu.uuid for gpu in zc.gpu.gpus()]
 
     def maps(self) -> str:
         """The memory that this process has mapped, once it has used its GPU."""
@@ -45,7 +45,7 @@ class Breaker:
 
     def works(self) -> int:
         """Use the GPU for a fill and a copy."""
-        return int(zc.to_host(zc.full(10, 3, "u1", device="cuda")).sum())
+        return int(zc.gpu.to_host(zc.full(10, 3, "u1", device="cuda")).sum())
 
     def works_on(self) -> str:
         """As `works`, and go on after an error."""
@@ -58,7 +58,7 @@ class Breaker:
         """The errors of uses of the GPU in a forked child."""
         x = zc.full(10, 3, "u1", device="cuda")
         uses: list[Callable[[], Any]] = [
-            lambda: zc.zeros(3, device="cuda"), lambda: x.fill(1), lambda: zc.to_host(x), x.copy, zc.gpus,
+            lambda: zc.zeros(3, device="cuda"), lambda: x.fill(1), lambda: zc.gpu.to_host(x), x.copy, zc.gpu.gpus,
         ]  # fmt: skip
         reads, writes = os.pipe()
         pid = os.fork()

@@ -54,7 +54,7 @@ async def test_arguments_and_results_by_reference() -> None:
     values = np.arange(60_000, dtype="i4").reshape(200, 300)
     async with running():
         actor = await spawned()
-        x = zc.to_device(values, "cuda:1")
+        x = zc.gpu.to_device(values, "cuda:1")
         for part, expected in (
             (x, values),
             (x[3:50, ::7], values[3:50, ::7]),
@@ -69,12 +69,13 @@ async def test_arguments_and_results_by_reference() -> None:
             assert_same((await actor.seen_on_loop(part))[1], np.asarray(expected))
         assert await actor.facts(x.T) == ((300, 200), np.dtype("i4"), (4, 1200), "cuda:1", x.uuid, True)
         made = await actor.full((10, 20), 7)
-        assert type(made) is zc.DeviceArray and made.readonly and zc.in_store(made) and zc.in_store(x)
-        assert (zc.to_host(made) == 7).all()
+        assert type(made) is zc.gpu.DeviceArray and made.readonly and zc.in_store(made) and zc.in_store(x)
+        assert (zc.gpu.to_host(made) == 7).all()
         assert zc.stats().bytes_device_mapped == 200 and zc.stats().device_extents == 1
         stats = await actor.stats()
         assert stats.bytes_device_mapped >= 3 * values.nbytes and stats.device_extents == 1
-        assert set(stats.copies) == {"zc.to_host"} and set(zc.stats().copies) == {"zc.to_device", "zc.to_host"}
+        assert set(stats.copies) == {"zc.gpu.to_host"}
+        assert set(zc.stats().copies) == {"zc.gpu.to_device", "zc.gpu.to_host"}
 
 
 async def test_inside_of_other_things() -> None:
@@ -84,14 +85,14 @@ async def test_inside_of_other_things() -> None:
         await actor.keep({"a": [x, (x[5:], 1)], "b": Box("c", x)})
         back = await actor.kept()
         for each in (back["a"][0], back["a"][1][0], back["b"].array):
-            assert type(each) is zc.DeviceArray and (zc.to_host(each) == 3).all()
+            assert type(each) is zc.gpu.DeviceArray and (zc.gpu.to_host(each) == 3).all()
         ref = zc.put(x)
         assert (await actor.seen(ref))[1].sum() == 3000
-        assert (zc.to_host(await ref) == 3).all()
+        assert (zc.gpu.to_host(await ref) == 3).all()
         assert (await actor.seen(actor.full(10, 9)))[1].sum() == 90
-        values = [int(zc.to_host(each)[0]) async for each in actor.many(5)]
+        values = [int(zc.gpu.to_host(each)[0]) async for each in actor.many(5)]
         assert values == [0, 1, 2, 3, 4]
-        assert set(zc.stats().copies) == {"zc.to_host"}
+        assert set(zc.stats().copies) == {"zc.gpu.to_host"}
 
 
 async def test_passed_on_in_the_owners_name() -> None:
@@ -103,7 +104,7 @@ async def test_passed_on_in_the_owners_name() -> None:
         assert (await second.seen(made))[1].sum() == 6000
         assert (await first.relay(second, made[::2]))[1].sum() == 3000
         assert (await second.stats()).device_extents == 2
-        assert (await second.stats()).copies.keys() == {"zc.to_host"}
+        assert (await second.stats()).copies.keys() == {"zc.gpu.to_host"}
 
 
 async def test_only_extents_with_arrays_are_mapped_and_those_that_are_gone_are_unmapped() -> None:
@@ -138,7 +139,7 @@ async def test_the_same_process_gets_the_object_itself() -> None:
     async with running():
         x = zc.full(1000, 5, "u1", device="cuda")
         ref = zc.put(x)
-        assert (zc.to_host(await ref) == 5).all()
+        assert (zc.gpu.to_host(await ref) == 5).all()
         assert zc.stats().device_extents == 0 and zc.stats().device_used == 1024
 
 
@@ -154,20 +155,20 @@ async def test_read_only_once_it_was_passed() -> None:
                 each.fill(1)
         mine = (await actor.full(10, 1)).copy()
         mine.fill(4)
-        assert (zc.to_host(mine) == 4).all()
+        assert (zc.gpu.to_host(mine) == 4).all()
 
 
 async def test_moved_arrays() -> None:
     async with running():
         actor = await spawned()
         values = np.arange(6000, dtype="i4").reshape(200, 30)
-        x = zc.to_device(values)[::-1]
+        x = zc.gpu.to_device(values)[::-1]
         assert (await actor.filled(zc.move(x), 5) == 5).all()
         assert (await actor.stats()).copies["moved array on a GPU"].nbytes == values.nbytes
         assert "handed over" in repr(x) and x.shape == (200, 30)
         for use in (
             lambda: x.fill(1),
-            lambda: zc.to_host(x),
+            lambda: zc.gpu.to_host(x),
             x.copy,
             lambda: actor.seen(zc.move(x)),
             lambda: x.device,
@@ -176,13 +177,13 @@ async def test_moved_arrays() -> None:
                 await actor.seen(use())
         back = await actor.given(100, 8)
         back.fill(9)
-        assert (zc.to_host(back) == 9).all() and zc.stats().copies["moved array on a GPU"].count == 1
+        assert (zc.gpu.to_host(back) == 9).all() and zc.stats().copies["moved array on a GPU"].count == 1
         y = zc.ones(10, "u1", device="cuda")
         await actor.keep([{"y": Box("b", zc.move(y))}])
         kept = (await actor.kept())[0]["y"].array
         with pytest.raises(ValueError, match="handed over"):
             y.fill(0)
-        assert (zc.to_host(kept) == 1).all()
+        assert (zc.gpu.to_host(kept) == 1).all()
 
 
 async def test_what_cannot_be_moved() -> None:
@@ -239,13 +240,13 @@ async def late(waits: str) -> bool:
     async with running(f"waits={waits}"):
         actor = await spawned()
         x = zc.zeros(1000, "u1", device="cuda")
-        zc.to_host(x)
-        with zc.gpu_stream() as stream, held(driver(), stream.ptr):
+        zc.gpu.to_host(x)
+        with zc.gpu.stream() as stream, held(driver(), stream.ptr):
             for value in (1, 2, 9):
                 x.fill(value)
             copied = await actor.doubled(x)
             await actor.settle()  # without waits it has copied by now
-        return bool((zc.to_host(copied) == 9).all())
+        return bool((zc.gpu.to_host(copied) == 9).all())
 
 
 async def test_receivers_see_work_that_was_queued_before() -> None:
@@ -285,10 +286,10 @@ async def test_bytes_are_leased_until_the_readers_work_is_done() -> None:
         copied = await actor.doubled(x)  # dropped there before its copy has begun
         del x
         y = zc.full(1 << 20, 1, "u1", device="cuda")
-        assert (zc.to_host(y) == 1).all()
+        assert (zc.gpu.to_host(y) == 1).all()
         assert zc.stats().device_leases == 1
         await actor.let_go()
-        assert (zc.to_host(copied) == 8).all()
+        assert (zc.gpu.to_host(copied) == 8).all()
         del copied, y
         await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
 
@@ -303,7 +304,7 @@ async def test_a_thousand_passes_leave_nothing() -> None:
             x = zc.full(1 << 16, number % 250, "u1", device="cuda")
             await actor.keep(x)
             if number % 100 == 0:
-                assert (zc.to_host(await actor.kept()) == number % 250).all()
+                assert (zc.gpu.to_host(await actor.kept()) == number % 250).all()
         await actor.keep(None)
         del x
         await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
@@ -318,7 +319,7 @@ async def test_a_thousand_passes_leave_nothing() -> None:
 async def test_memory_that_cannot_leave_the_process(options: str) -> None:
     async with running(f"{options},late=10"):
         actor = await spawned()
-        x = zc.to_device(np.arange(10_000, dtype="i8"))
+        x = zc.gpu.to_device(np.arange(10_000, dtype="i8"))
         kind, seen = await actor.seen(x[::2])
         assert kind == "DeviceArray"
         assert_same(seen, np.arange(10_000)[::2])
@@ -331,7 +332,7 @@ async def test_a_process_without_a_gpu_gets_a_numpy_array() -> None:
     async with running("late=10"):
         actor = await spawned({"CUDA_VISIBLE_DEVICES": ""})
         values = np.arange(10_000, dtype="i4").reshape(100, 100)
-        kind, seen = await actor.seen(zc.to_device(values).T)
+        kind, seen = await actor.seen(zc.gpu.to_device(values).T)
         assert kind == "ndarray"
         assert_same(seen, values.T)
         assert zc.stats().copies["through host memory"].count == 1
@@ -409,7 +410,7 @@ async def test_a_call_that_breaks_the_context_is_an_error_and_nothing_waits(call
                     ref = actor.seen(x)
                 assert ((await ref)[1] == value).all()
                 y = await actor.full(1000, value)
-                assert (zc.to_host(y) == value).all()
+                assert (zc.gpu.to_host(y) == value).all()
             except (zc.DeviceError, zc.ObjectLost, zc.ActorDied) as error:
                 texts.append(str(error))
         reasons = call.partition("!")[0], "broke the context", "lost its GPU"
@@ -423,7 +424,7 @@ async def test_an_import_that_was_refused_is_tried_again(monkeypatch: pytest.Mon
         reach: Any = current().resolver.devices  # type: ignore[attr-defined]
         for extents in (0, 1):
             x = await actor.full(1000, extents)
-            assert (zc.to_host(x) == extents).all() and zc.stats().device_extents == extents
+            assert (zc.gpu.to_host(x) == extents).all() and zc.stats().device_extents == extents
             assert bool(reach.rejected) == (not extents)
             del x
 
@@ -440,19 +441,19 @@ async def test_descriptors_at_their_limit(left: int) -> None:
         with contextlib.suppress(zc.OutOfMemory, zc.ObjectLost):  # no memory of the fake, or no module, can be opened
             assert ((await actor.seen(x))[1] == 3).all()
         with contextlib.suppress(zc.OutOfMemory, zc.ObjectLost):
-            assert (zc.to_host(await actor.full(1000, 4)) == 4).all()
+            assert (zc.gpu.to_host(await actor.full(1000, 4)) == 4).all()
         await actor.restore_descriptors()
         assert ((await actor.seen(x))[1] == 3).all()
-        assert (zc.to_host(await actor.full(1000, 4)) == 4).all()
+        assert (zc.gpu.to_host(await actor.full(1000, 4)) == 4).all()
 
 
 async def test_the_owner_dies() -> None:
     async with running("late=0"):
         actor = await spawned()
         ready = await actor.full(1000, 6)
-        assert (zc.to_host(ready) == 6).all()
+        assert (zc.gpu.to_host(ready) == 6).all()
         await zc.kill(actor)
-        assert (zc.to_host(ready) == 6).all()
+        assert (zc.gpu.to_host(ready) == 6).all()
         other = await spawned()
         before = zc.stats().bytes_copied
         for _ in range(2):
@@ -468,7 +469,7 @@ async def test_the_owner_dies_before_its_work_is_done() -> None:
         x = await actor.full(1000, 6)
         await zc.kill(actor)
         with pytest.raises(zc.ObjectLost, match="compute the value again"):
-            zc.to_host(x)
+            zc.gpu.to_host(x)
         with pytest.raises(zc.ObjectLost, match="compute the value again"):
             x.copy()
 
@@ -489,19 +490,19 @@ async def test_what_is_computed_from_an_array_that_its_owner_never_computes() ->
         await zc.kill(maker)
         for each in (x, own, piece, theirs, further, of_ours):
             with pytest.raises(zc.ObjectLost, match="compute the value again"):
-                zc.to_host(each)
+                zc.gpu.to_host(each)
             with pytest.raises(zc.ObjectLost, match="compute the value again"):
-                zc.to_host(each.copy())
+                zc.gpu.to_host(each.copy())
             with pytest.raises((zc.ObjectLost, zc.RemoteError), match="compute the value again"):
                 await reader.seen(each)
         for outcome in await asyncio.gather(*reading, return_exceptions=True):
             assert "ObjectLost" in repr(outcome)
-        assert (zc.to_host(rewritten) == 4).all() and (await reader.seen(apart))[1].sum() == 2000
+        assert (zc.gpu.to_host(rewritten) == 4).all() and (await reader.seen(apart))[1].sum() == 2000
         piece[1:].fill(5)
         with pytest.raises(zc.ObjectLost):
-            zc.to_host(piece)
+            zc.gpu.to_host(piece)
         piece.fill(7)
-        assert (zc.to_host(piece) == 7).all()
+        assert (zc.gpu.to_host(piece) == 7).all()
         del x, own, piece, apart, rewritten, theirs, further, of_ours, each, reading, outcome
         await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
         for actor in (middle, reader):
@@ -519,7 +520,7 @@ async def test_what_is_computed_from_an_array_that_comes_later_is_waited_for_by_
         reading = [asyncio.create_task(reader.seen(each)) for each in (x, theirs, further, again)]
         await maker.let_go()
         assert [(await each)[1].sum() for each in reading] == [6000] * 4
-        assert zc.to_host(again).sum() == 6000
+        assert zc.gpu.to_host(again).sum() == 6000
         assert zc.stats().device_syncs == 0
         for actor in (maker, middle, reader):
             assert (await actor.stats()).device_syncs == 0
@@ -542,12 +543,12 @@ async def test_what_a_library_computes_from_an_array_that_its_owner_never_comput
         await zc.kill(maker)
         for _ in range(2):
             with pytest.raises(zc.ObjectLost, match="compute the value again"):
-                zc.to_host(made)
+                zc.gpu.to_host(made)
             with pytest.raises((zc.ObjectLost, zc.RemoteError), match="compute the value again"):
                 await reader.seen(made)
         with pytest.raises((zc.ObjectLost, zc.RemoteError), match="compute the value again"):
             await passed
-        assert (zc.to_host(own) == 3).all(), "no library had it"
+        assert (zc.gpu.to_host(own) == 3).all(), "no library had it"
 
 
 async def test_an_array_is_written_anew_by_one_write() -> None:
@@ -562,10 +563,11 @@ async def test_an_array_is_written_anew_by_one_write() -> None:
         made[2].reshape(500, 2).T.fill(9)
         made[3][None].fill(5)
         made[4][1:].fill(5)
-        assert (zc.to_host(made[0]) == 7).all() and (zc.to_host(made[2]) == 9).all()
-        assert (zc.to_host(made[1]) == np.arange(1000).astype("u1")[::-1]).all() and (zc.to_host(made[3]) == 5).all()
+        assert (zc.gpu.to_host(made[0]) == 7).all() and (zc.gpu.to_host(made[2]) == 9).all()
+        assert (zc.gpu.to_host(made[1]) == np.arange(1000).astype("u1")[::-1]).all()
+        assert (zc.gpu.to_host(made[3]) == 5).all()
         with pytest.raises(zc.ObjectLost):
-            zc.to_host(made[4])
+            zc.gpu.to_host(made[4])
 
 
 async def test_work_of_another_process_that_is_done_just_when_it_is_passed_on() -> None:

@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
     def allocate(self, gpu: str, size: int, value: int, late: bool) -> Any:
         x = zc.empty(size, "u1", device=gpu)
         if late:
-            with zc.gpu_stream(gpu):
+            with zc.gpu.stream(gpu):
                 x.fill(value)
         else:
             x.fill(value)
@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
         made: Any = zc.empty(held.expected.shape, "u1", device=gpu)
         try:
             if stream:
-                with zc.gpu_stream(gpu):
+                with zc.gpu.stream(gpu):
                     made.copy_from(held.array)
             else:
                 made.copy_from(held.array)
@@ -220,7 +220,7 @@ class Machine(RuleBasedStateMachine):
         if held.array is None:
             return
         try:
-            seen = zc.to_host(held.array)
+            seen = zc.gpu.to_host(held.array)
         except zc.ObjectLost:
             assert held.lost
             return

@@ -37,7 +37,7 @@ async def spawned(**options: Any) -> Any:
 
 async def uuids() -> list[str]:
     """The UUIDs of all GPUs of the host."""
-    return [gpu.uuid for gpu in zc.gpus()]
+    return [gpu.uuid for gpu in zc.gpu.gpus()]
 
 
 @pytest.mark.parametrize("peer", ["all", "none"])
@@ -82,7 +82,7 @@ async def test_an_actor_with_two_gpus(peer: str) -> None:
         assert len(set(seen)) == 2 and set(seen) <= set(await uuids())
         for index, x in enumerate(on):
             assert x.uuid == seen[index]  # this process sees all GPUs, so it is the same memory
-            assert (zc.to_host(x) == index + 1).all()
+            assert (zc.gpu.to_host(x) == index + 1).all()
             kind, values = await one.seen(x)
             assert kind == "DeviceArray" and (values == index + 1).all()
         with pytest.raises(zc.DeviceUnavailable, match="no GPU cuda:2: this process sees cuda:0, cuda:1"):
@@ -97,7 +97,7 @@ async def test_gpus_are_known_by_uuid_and_not_by_number() -> None:
             *_, device, uuid, _ = await turned.facts(x)
             assert (device, uuid) == (there, x.uuid)
             y = await turned.full(1000, 4, device=there)
-            assert (y.device, y.uuid) == (x.device, x.uuid) and (zc.to_host(y) == 4).all()
+            assert (y.device, y.uuid) == (x.device, x.uuid) and (zc.gpu.to_host(y) == 4).all()
         assert (await turned.stats()).bytes_device_pulled == zc.stats().bytes_device_pulled == 0
 
 
@@ -106,11 +106,11 @@ async def test_copies_between_gpus_of_one_process(peer: str) -> None:
     async with running(f"devices=2,peer={peer}"):
         x = zc.empty((100, 30), "i4", device="cuda:1")
         y = zc.empty((100, 30), "i4", device="cuda:0")
-        with zc.gpu_stream("cuda:1"):
+        with zc.gpu.stream("cuda:1"):
             x.fill(8)
-        with zc.gpu_stream("cuda:0"):
+        with zc.gpu.stream("cuda:0"):
             y.copy_from(x)
         x.fill(9)
-        assert (zc.to_host(y) == 8).all() and (zc.to_host(x) == 9).all()
+        assert (zc.gpu.to_host(y) == 8).all() and (zc.gpu.to_host(x) == 9).all()
         y[::2].copy_from(x[1::2])
-        assert (zc.to_host(y)[::2] == 9).all() and (zc.to_host(y)[1::2] == 8).all()
+        assert (zc.gpu.to_host(y)[::2] == 9).all() and (zc.gpu.to_host(y)[1::2] == 8).all()

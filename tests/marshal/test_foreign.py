@@ -311,26 +311,26 @@ async def test_cupy_between_processes() -> None:
         actor: Any = await Gpus.spawn()
         views: list[Callable[[Any], Any]] = [lambda x: x, lambda x: x[::-1, ::3], lambda x: x.T]
         for view in views:
-            x = zc.to_device(values, "cuda:1")
+            x = zc.gpu.to_device(values, "cuda:1")
             sent = x.as_cupy()
-            assert zc.in_store(sent) and zc.to_device(sent, "cuda:1").address == x.address
+            assert zc.in_store(sent) and zc.gpu.to_device(sent, "cuda:1").address == x.address
             kind, got = await actor.described(view(sent))
             assert kind == "cupy.ndarray" and (got == view(values)).all()
             assert zc.in_store(x) and not zc.in_store(sent), "CuPy may have written to it since"
-        x = zc.to_device(values, "cuda:1")
+        x = zc.gpu.to_device(values, "cuda:1")
         sent = x.as_cupy()
         await actor.keep(Box("b", {"a": [sent[5:]]}))
         back = (await actor.kept()).array["a"][0]
         assert type(back) is cupy.ndarray and back.data.ptr == x[5:].address
         made = await actor.cupy(100, 7)
         assert type(made) is cupy.ndarray and made.data.device_id == 0 and zc.in_store(made)
-        assert (zc.to_host(made) == 7).all()
+        assert (zc.gpu.to_host(made) == 7).all()
         assert (await actor.described(made[::2]))[1].sum() == 350
         ref = zc.put(sent)
         assert [(await actor.described(ref))[1].sum() for _ in range(2)] == [values.sum()] * 2
-        assert [int(zc.to_host(each)[0]) async for each in actor.cupies(3)] == [0, 1, 2]
+        assert [int(zc.gpu.to_host(each)[0]) async for each in actor.cupies(3)] == [0, 1, 2]
         assert OUTSIDE not in zc.stats().copies and OUTSIDE not in (await actor.stats()).copies
-        assert zc.stats().copies.keys() == {"zc.to_host", "zc.to_device", CHANGED}
+        assert zc.stats().copies.keys() == {"zc.gpu.to_host", "zc.gpu.to_device", CHANGED}
         assert zc.stats().copies[CHANGED].count == 1, "put after it was kept"
 
 
@@ -339,15 +339,15 @@ async def ordered(waits: str) -> int:
     async with running(f"waits={waits}"):
         actor: Any = await Gpus.spawn()
         x = zc.zeros(1000, "u1", device="cuda")
-        zc.to_host(x)
+        zc.gpu.to_host(x)
         driver = current().store.devices().driver
-        with zc.gpu_stream() as stream:
+        with zc.gpu.stream() as stream:
             sent = x.as_cupy()
             with held(driver, stream.ptr):
                 driver.fill(0, sent.data.ptr, b"\7", 1000, stream.ptr)
                 copied = await actor.copied_by_cupy(sent)
                 await actor.settle()
-            return int(zc.to_host(copied)[0])
+            return int(zc.gpu.to_host(copied)[0])
 
 
 @pytest.mark.slow

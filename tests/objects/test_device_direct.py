@@ -158,7 +158,7 @@ async def test_from_gpu_to_gpu_and_back(nbytes: int) -> None:
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
         x, values = on_gpu(caller, nbytes)
         await _call(actor, "keep", x)
-        assert type(pair.keeper.kept) is zc.DeviceArray and pair.keeper.kept.readonly
+        assert type(pair.keeper.kept) is zc.gpu.DeviceArray and pair.keeper.kept.readonly
         assert np.array_equal(values_of(pair.keeper.kept), values)
         pair.keeper.kept, others = on_gpu(owner, nbytes, 2)
         came = await _call(actor, "give")

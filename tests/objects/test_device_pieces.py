@@ -74,7 +74,7 @@ async def test_an_array_that_is_larger_than_both_stores(way: str) -> None:
     async with running(f"{options},late=1", store_capacity=SMALL_STORE, transports=transports):
         actor = await spawned(visible)
         values = values_of(LARGE)
-        x = zc.to_device(values)
+        x = zc.gpu.to_device(values)
         here, (there, *_) = current().store.heap.high, await actor.arena()
         await actor.keep(x)
         high, kept, _ = await actor.arena()
@@ -83,7 +83,7 @@ async def test_an_array_that_is_larger_than_both_stores(way: str) -> None:
         assert 0 < both[0][1] <= most and both[1][1] <= most
         assert all(grown <= 16 * MIB for grown, _ in both)
         back = await actor.kept()
-        assert type(back) is zc.DeviceArray and back.readonly
+        assert type(back) is zc.gpu.DeviceArray and back.readonly
         target = np.empty(LARGE, np.uint8)  # the store has no room for it
         back.copy_to_host(target)
         assert np.array_equal(target, values)
@@ -101,7 +101,7 @@ async def test_a_process_without_a_gpu(transports: str) -> None:
     async with running("late=1", transports=transports):
         actor = await spawned("")
         values = values_of(LARGE)
-        x = zc.to_device(values)
+        x = zc.gpu.to_device(values)
         _, seen = await actor.seen(x)
         assert np.array_equal(seen, values)
         assert zc.stats().copies[HOST] == CopyCount(1, LARGE)
@@ -142,9 +142,9 @@ async def test_from_a_gpu_that_the_reader_does_not_see() -> None:
     async with running("devices=2,late=2"):
         actor = await spawned("1")
         there = await actor.full(10, 1)
-        assert there.uuid == zc.gpus()[1].uuid
-        x = zc.to_device(np.arange(10_000, dtype="i4"))[::-2]
-        with zc.gpu_stream() as stream, held(current().store.devices().driver, stream.ptr):
+        assert there.uuid == zc.gpu.gpus()[1].uuid
+        x = zc.gpu.to_device(np.arange(10_000, dtype="i4"))[::-2]
+        with zc.gpu.stream() as stream, held(current().store.devices().driver, stream.ptr):
             y = zc.zeros(1000, "u1", device="cuda")
             y.fill(9)
             later = actor.seen(y)  # comes when it is computed
@@ -171,7 +171,7 @@ async def test_a_result_that_is_only_passed_on_is_not_copied_here() -> None:
         result = owner.full(LARGE, 2)
         assert await reader.total(result) == ("DeviceArray", 2 * LARGE)
         assert HOST not in zc.stats().copies
-        assert zc.to_host(await result).sum(dtype="u8") == 2 * LARGE
+        assert zc.gpu.to_host(await result).sum(dtype="u8") == 2 * LARGE
         assert zc.stats().copies[HOST] == CopyCount(1, LARGE)
         del result
         await given_back()
@@ -204,7 +204,7 @@ async def test_the_reader_dies_in_the_middle_of_a_piece() -> None:
     async with running("export=none"):
         reader = await spawned()
         x = zc.full(LARGE, 3, "u1", device="cuda")
-        zc.to_host(x[:1])
+        zc.gpu.to_host(x[:1])
         gate, driver = threading.Event(), current().store.devices().driver
         hold_pieces(current(), gate)
         call = reader.keep(x)
@@ -269,7 +269,7 @@ async def test_an_error_keeps_no_memory(monkeypatch: pytest.MonkeyPatch, kept: E
                 with pytest.raises(ObjectLost, match="could not be copied here"):
                     await owner.full(LARGE, 3)
             await given_back()
-            assert zc.to_host(await owner.full(LARGE, 1)).sum() == LARGE
+            assert zc.gpu.to_host(await owner.full(LARGE, 1)).sum() == LARGE
         finally:
             gc.enable()
 

@@ -34,7 +34,7 @@ async def main() -> None:
         before = [zc.stats(), await zc.stats(shard)]
         there = await shard.total(zc.full(NBYTES, 3, "u1", device="cuda"))
         made = await shard.made(NBYTES, 5)
-        here = type(made).__name__, int(zc.to_host(made).sum(dtype="u8"))
+        here = type(made).__name__, int(zc.gpu.to_host(made).sum(dtype="u8"))
         after = [zc.stats(), await zc.stats(shard)]
         print(
             json.dumps(

@@ -57,11 +57,11 @@ class Shard:
         for i in range(n):
             yield np.full(ROWS, float(i))
 
-    def made(self, nbytes: int, value: int) -> zc.DeviceArray:
+    def made(self, nbytes: int, value: int) -> zc.gpu.DeviceArray:
         return zc.full(nbytes, value, "u1", device="cuda")
 
-    def total(self, array: zc.DeviceArray) -> tuple[str, int]:
-        return type(array).__name__, int(zc.to_host(array).sum(dtype="u8"))
+    def total(self, array: zc.gpu.DeviceArray) -> tuple[str, int]:
+        return type(array).__name__, int(zc.gpu.to_host(array).sum(dtype="u8"))
 
     async def keep(self, array: Array) -> Array:
         self.weights = array

@@ -97,7 +97,7 @@ def zeros(shape: Shape, dtype: npt.DTypeLike = ..., *, device: str) -> DeviceArr
 def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array | DeviceArray:
     """Make an array in the store, or on a GPU, whose bytes are all 0. Arguments and exceptions as for `empty`.
 
-    On a GPU the bytes are written on the stream of `gpu_stream`, and nobody waits for that.
+    On a GPU the bytes are written on the stream of `zcactor.gpu.stream`, and nobody waits for that.
     """
     array = _empty(shape, dtype, device)
     if isinstance(array, np.ndarray):

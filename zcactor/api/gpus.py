@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zcactor.device.memory import GpuMemory
     from zcactor.device.streams import GpuStream
 
-__all__ = ["GpuInfo", "empty_on", "gpu_allocator", "gpu_stream", "gpus", "to_device", "to_host"]
+__all__ = ["GpuInfo", "allocator", "empty_on", "gpus", "stream", "to_device", "to_host"]
 
 _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?", re.ASCII)
 
@@ -102,9 +102,9 @@ def to_device(x: Any, device: str = "cuda") -> DeviceArray:
     """Bring an array to a GPU.
 
     Args:
-        x: an ndarray, or any object that `numpy.asarray` accepts: it is copied, which is counted as "zc.to_device", and
-            this waits until that is done. An array on another GPU is copied there, and nobody waits. One on the same
-            GPU, of CuPy, PyTorch or another library, too, comes back as a `DeviceArray` over the same bytes.
+        x: an ndarray, or any object that `numpy.asarray` accepts: it is copied, which is counted as "zc.gpu.to_device",
+            and this waits until that is done. An array on another GPU is copied there, and nobody waits. One on the
+            same GPU, of CuPy, PyTorch or another library, too, comes back as a `DeviceArray` over the same bytes.
         device: ``"cuda"``, which is the first GPU, or ``"cuda:1"`` and so on.
 
     Raises:
@@ -131,7 +131,7 @@ def to_device(x: Any, device: str = "cuda") -> DeviceArray:
         raise TypeError(f"dtype {array.dtype} is not plain bytes, which is all that a GPU holds: convert it first")
     made = empty_array(memory, array.shape, array.dtype)
     made.copy_from(array)
-    process.copies.count("zc.to_device", array.nbytes)
+    process.copies.count("zc.gpu.to_device", array.nbytes)
     return made
 
 
@@ -139,7 +139,7 @@ def to_host(x: Any) -> npt.NDArray[Any]:
     """Bring an array to the host, into the store. This blocks the thread until the array is computed and copied.
 
     Args:
-        x: an array on a GPU, of CuPy, PyTorch or another library, too. The copy is counted as "zc.to_host". A NumPy
+        x: an array on a GPU, of CuPy, PyTorch or another library, too. The copy is counted as "zc.gpu.to_host". A NumPy
             array comes back as it is.
 
     Returns:
@@ -160,14 +160,14 @@ def to_host(x: Any) -> npt.NDArray[Any]:
     process = current()
     array = x if isinstance(x, DeviceArray) else array_over_foreign(process.store, x)
     if array is None:
-        raise TypeError(f"zc.to_host takes an array on a GPU, not {type(x).__name__}")
+        raise TypeError(f"zc.gpu.to_host takes an array on a GPU, not {type(x).__name__}")
     target = process.store.empty(array.shape, array.dtype)
     array.copy_to_host(target)
-    process.copies.count("zc.to_host", array.nbytes)
+    process.copies.count("zc.gpu.to_host", array.nbytes)
     return target
 
 
-def gpu_stream(device: str = "cuda") -> AbstractContextManager[GpuStream]:
+def stream(device: str = "cuda") -> AbstractContextManager[GpuStream]:
     """Make a stream of a GPU, on which operations of arrays are queued within the block.
 
     The setting belongs to the context (PEP 567): it holds for this thread or task and for the tasks made inside the
@@ -185,7 +185,7 @@ def gpu_stream(device: str = "cuda") -> AbstractContextManager[GpuStream]:
     return _on_stream(_memory(device))
 
 
-def gpu_allocator(library: Literal["cupy", "torch"] = "cupy") -> AbstractContextManager[None]:
+def allocator(library: Literal["cupy", "torch"] = "cupy") -> AbstractContextManager[None]:
     """Let a library for GPUs allocate in the store within the block. Its arrays need no copy on their way then.
 
     For CuPy the setting belongs to the context (PEP 567): it holds for this thread or task and for the tasks made
@@ -204,7 +204,7 @@ def gpu_allocator(library: Literal["cupy", "torch"] = "cupy") -> AbstractContext
             ``cupy.cuda.using_allocator`` is in force in this thread.
     """
     if library not in {"cupy", "torch"}:
-        raise ValueError(f"there is no allocator for {library!r}: zc.gpu_allocator takes 'cupy' or 'torch'")
+        raise ValueError(f"there is no allocator for {library!r}: zc.gpu.allocator takes 'cupy' or 'torch'")
     _memory("cuda")
     devices = current().store.devices()
     if library == "torch":
@@ -220,9 +220,9 @@ def gpu_allocator(library: Literal["cupy", "torch"] = "cupy") -> AbstractContext
 def _on_stream(memory: GpuMemory) -> Iterator[GpuStream]:
     from zcactor.device.streams import GpuStream, streams
 
-    stream = GpuStream(memory)
-    token = streams.set(MappingProxyType({**streams.get(), memory.index: stream.ptr}))
+    made = GpuStream(memory)
+    token = streams.set(MappingProxyType({**streams.get(), memory.index: made.ptr}))
     try:
-        yield stream
+        yield made
     finally:
         streams.reset(token)

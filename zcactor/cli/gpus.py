@@ -106,10 +106,10 @@ class _Transfer:
 class RandomSender:
     """An actor that makes random bytes on a GPU."""
 
-    def send(self, device: str) -> tuple[zc.DeviceArray, bytes]:
+    def send(self, device: str) -> tuple[zc.gpu.DeviceArray, bytes]:
         """Make an array of random bytes on `device`. Returns it, and the bytes."""
         values = os.urandom(_PROOF_NBYTES)
-        return zc.to_device(np.frombuffer(values, np.uint8), device), values
+        return zc.gpu.to_device(np.frombuffer(values, np.uint8), device), values
 
 
 def look_at_gpus(config: Config, root: Path = Path("/"), binding: Binding | Absent | None = None) -> Gpus:
@@ -192,7 +192,7 @@ async def _transfer(facts: GpuFacts, sender: Any) -> _Transfer:
     try:
         x, expected = await sender.send(f"cuda:{facts.index}")
         extent: Any = getattr(getattr(x, "holder", None), "extent", None)
-        proven = zc.to_host(x).tobytes() == expected
+        proven = zc.gpu.to_host(x).tobytes() == expected
     except ZcactorError as error:
         return _Transfer("", False, None, str(error), "nvidia-smi shows what uses the GPU, and its errors")
     why: Sequence[str] = ("", "") if proven and extent else _NOT_MAPPED if proven else _WRONG

@@ -34,7 +34,7 @@ def _taken(member: Member, x: Any, what: str) -> GpuInput:
     """
     nccl = nccl_of(member.groups, member.process.store.devices().driver.kind)
     if isinstance(nccl, str):
-        raise TypeError(f"{what}: groups exchange arrays on GPUs by NCCL. {nccl}; or pass zc.to_host(x)")
+        raise TypeError(f"{what}: groups exchange arrays on GPUs by NCCL. {nccl}; or pass zc.gpu.to_host(x)")
     return taken(member.process, x, what)
 
 

@@ -286,13 +286,13 @@ class GpuExchange:
             if each.reason:
                 self._refuse(TypeError(
                     f"rank {rank} cannot take part in an exchange of arrays on GPUs: {each.reason}; or pass "
-                    "zc.to_host(x)"
+                    "zc.gpu.to_host(x)"
                 ))  # fmt: skip
                 return
             if first.setdefault(each.uuid, rank) != rank:
                 self._refuse(ValueError(
                     f"ranks {first[each.uuid]} and {rank} have their arrays on one GPU, {each.uuid}, and NCCL takes "
-                    "one rank a GPU: spawn the actors with num_gpus=1, or pass zc.to_host(x)"
+                    "one rank a GPU: spawn the actors with num_gpus=1, or pass zc.gpu.to_host(x)"
                 ))  # fmt: skip
                 return
         self._lane.do(partial(self._connect, seen[0].name))

@@ -60,7 +60,7 @@ def taken(process: LocalProcess, x: Any, what: str) -> GpuInput:
         if known is None or not is_shareable(known.array.dtype):
             raise TypeError(
                 f"{what}: the elements of this {type(x).__name__} on a GPU have no dtype of plain bytes, or its memory "
-                "is on no GPU that this process sees; pass zc.to_host(x)"
+                "is on no GPU that this process sees; pass zc.gpu.to_host(x)"
             )
         given, library = known.array, known.library
     if given.holder.gpu not in devices.gpus:

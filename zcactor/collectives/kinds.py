@@ -57,7 +57,7 @@ def as_array(x: Any, what: str) -> Array:
     """
     if type(x) is not np.ndarray:
         if is_on_gpu(x):
-            raise TypeError(f"{what}: the array is on a GPU; pass zc.to_host(x)")
+            raise TypeError(f"{what}: the array is on a GPU; pass zc.gpu.to_host(x)")
         _check_bare(x, what)
     array: Array = np.asarray(x)
     if not array.flags.writeable and hot.claimed(array):

@@ -123,9 +123,8 @@ def element_of(dtype: np.dtype[Any], op: str, what: str) -> Element:
     name = "uint8" if dtype.kind == "b" else dtype.name
     if name not in _ELEMENTS or not dtype.isnative:
         raise TypeError(
-            f"{what}: NCCL has no {op} of dtype {dtype} on GPUs; it "
-            f"reduces {', '.join(_ELEMENTS)}, bools (min, max) and complex numbers (sum, mean); pass zc.to_host(x), or "
-            "another dtype"
+            f"{what}: NCCL has no {op} of dtype {dtype} on GPUs; it reduces {', '.join(_ELEMENTS)}, bools (min, max) "
+            "and complex numbers (sum, mean); pass zc.gpu.to_host(x), or another dtype"
         )
     return Element(name, 1)
 

@@ -120,8 +120,8 @@ class Gone:
 
 _READ_ONLY: Final = "the array is read-only: it was passed to an actor, or received from one; write to x.copy()"
 _NO_COMPARING: Final = (
-    "nothing looks at elements of an array on a GPU: compare zc.to_host(x) or x.as_cupy(), and use `x is y` and len(x) "
-    "for the arrays themselves"
+    "nothing looks at elements of an array on a GPU: compare zc.gpu.to_host(x) or x.as_cupy(), and use `x is y` and "
+    "len(x) for the arrays themselves"
 )
 _CAN_REFUSE: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 """Whether NumPy can be told to make no copy: since 2.1."""
@@ -176,7 +176,7 @@ def _is_index(key: object) -> bool:
 class DeviceArray:
     """An array on a GPU. `zcactor.empty` and its relatives make it, and receivers get it.
 
-    It has views, fills and copies, and no arithmetic. Operations are queued on the stream of `zcactor.gpu_stream`, else
+    It has views, fills and copies, and no arithmetic. Operations are queued on the stream of `zcactor.gpu.stream`, else
     on the default stream, and nobody waits for them. They are ordered after all that other methods of arrays over the
     same bytes have queued, on any stream.
 
@@ -273,9 +273,9 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         if isinstance(self._holder, Gone):
-            return f"<zcactor.DeviceArray of shape {self.shape}, {self.dtype}, handed over>"
+            return f"<zcactor.gpu.DeviceArray of shape {self.shape}, {self.dtype}, handed over>"
         state = ", read-only" if self.readonly else ""
-        return f"<zcactor.DeviceArray of shape {self.shape}, {self.dtype}, on {self.device}{state}>"
+        return f"<zcactor.gpu.DeviceArray of shape {self.shape}, {self.dtype}, on {self.device}{state}>"
 
     def hand_over(self) -> None:
         """Let every use raise ValueError from now on."""
@@ -300,12 +300,12 @@ class DeviceArray:
         if wrong:
             raise TypeError(
                 f"arrays on a GPU take ints, slices, None and ... as indexes, not {type(wrong[0]).__name__}; for more "
-                "use zc.to_host(x)"
+                "use zc.gpu.to_host(x)"
             )
         return self._viewed(self._view[keys if any(each is Ellipsis for each in keys) else (*keys, ...)])
 
     def __iter__(self) -> NoReturn:
-        raise TypeError("arrays on a GPU have no iterator; take parts by indexes, or use zc.to_host(x)")
+        raise TypeError("arrays on a GPU have no iterator; take parts by indexes, or use zc.gpu.to_host(x)")
 
     def __eq__(self, other: object) -> NoReturn:
         raise TypeError(_NO_COMPARING)
@@ -476,7 +476,7 @@ class DeviceArray:
         return low, scratch, np.ndarray(self.shape, self.dtype, scratch, self._address - low, self.strides)
 
     def copy_to_host(self, target: npt.NDArray[Any]) -> None:
-        """Copy the elements into a NumPy array, and wait until that is done; `zcactor.to_host` makes the array.
+        """Copy the elements into a NumPy array, and wait until that is done; `zcactor.gpu.to_host` makes the array.
 
         Args:
             target: an array of the same shape and dtype, writable.
@@ -523,7 +523,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The array for other libraries, version 3 of Numba's protocol. The stream is that of `zcactor.gpu_stream`."""
+        """The array for other libraries, version 3 of Numba's protocol. The stream is that of `zcactor.gpu.stream`."""
         return cuda_interface(self)
 
     def __dlpack__(
@@ -556,10 +556,10 @@ class DeviceArray:
         return KDL_CUDA, self._holder.gpu.index
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an array on a GPU cannot be pickled; pass zc.to_host(x)")
+        raise TypeError("an array on a GPU cannot be pickled; pass zc.gpu.to_host(x)")
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("an array on a GPU does not become a NumPy array by itself: use zc.to_host(x)")
+        raise TypeError("an array on a GPU does not become a NumPy array by itself: use zc.gpu.to_host(x)")
 
 
 def array_over(

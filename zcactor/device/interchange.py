@@ -163,10 +163,10 @@ def _give(stream: int, kept: object, loan: LibraryLoan) -> None:
 
 
 def dlpack(array: Any, stream: int | None, max_version: tuple[int, int] | None, device: Any, copy: bool | None) -> Any:
-    """Make a capsule; see `zcactor.DeviceArray.__dlpack__`."""
+    """Make a capsule; see `zcactor.gpu.DeviceArray.__dlpack__`."""
     gpu = array.holder.gpu
     if device is not None and tuple(device) != (KDL_CUDA, gpu.index):
-        raise BufferError(f"the array is on {array.device}; bring it elsewhere by zc.to_host or zc.to_device")
+        raise BufferError(f"the array is on {array.device}; bring it elsewhere by zc.gpu.to_host or zc.gpu.to_device")
     if stream is not None and (type(stream) is not int or stream < -1 or not stream):
         raise ValueError(f"stream {stream!r}: it must be None, -1, 1 for the default stream, or a stream's handle")
     if copy:
@@ -248,7 +248,7 @@ def note_given(loan: LibraryLoan, library: str) -> None:
 
 
 def to_cupy(array: Any) -> Any:
-    """The CuPy array; see `zcactor.DeviceArray.as_cupy`."""
+    """The CuPy array; see `zcactor.gpu.DeviceArray.as_cupy`."""
     cupy, loan = imported("cupy"), LibraryLoan(array.holder)
     cuda = cupy.cuda
     note_given(loan, "cupy")
@@ -259,7 +259,7 @@ def to_cupy(array: Any) -> Any:
 
 
 def to_torch(array: Any) -> Any:
-    """The tensor; see `zcactor.DeviceArray.as_torch`."""
+    """The tensor; see `zcactor.gpu.DeviceArray.as_torch`."""
     torch = imported("torch")
     if any(stride < 0 for stride in array.strides):
         raise ValueError("PyTorch has no tensors with negative strides: use x.copy().as_torch()")

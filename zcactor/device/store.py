@@ -59,7 +59,7 @@ class DeviceStore:
         if index >= len(self.gpus):
             seen = ", ".join(f"cuda:{each.index}" for each in self.gpus) or "none"
             raise DeviceUnavailable(
-                f"there is no GPU cuda:{index}: this process sees {seen}; zc.gpus() lists them, and "
+                f"there is no GPU cuda:{index}: this process sees {seen}; zc.gpu.gpus() lists them, and "
                 "CUDA_VISIBLE_DEVICES limits them"
             )
         return self.gpus[index]
