@@ -8,6 +8,7 @@
 #   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
 #   make dist    the sdist and the wheel of this interpreter, in dist/; make wheels: manylinux wheels of all (WHEELS='3.12 3.13')
+#   make image   the container image of what is in dist/, with buildah (Debian)
 #   make dist-check   what is in dist/, installed and run in empty environments, as a user does
 #   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm, Ray, ssh), heads' logs in a real etcd, and
 #                manifests before Kubernetes's schemas
@@ -45,7 +46,7 @@ PYTHONS ?= 3.12 3.13 3.14
 WHEELS ?= 3.11 3.12 3.13
 
 .PHONY: demo docs test collected test-engines engines test-rdma sanitize simulate seeds check quick bench lint setup system
-.PHONY: clean test-pythons dist wheels dist-check
+.PHONY: clean test-pythons dist wheels dist-check image
 
 setup: $(STAMP)
 
@@ -211,6 +212,12 @@ wheels: $(STAMP)
 
 dist-check: $(STAMP)
 	$(BIN)/python tools/dist_check.py $(ARGS)
+
+# Root on Debian gets what is missing.
+image: $(STAMP)
+	@command -v buildah mmdebstrap >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends buildah mmdebstrap; }
+	$(BIN)/python tools/image.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
