@@ -85,6 +85,8 @@ def _public() -> dict[str, str]:
         for path in (name, *(f"{name}.{member}" for member in members)):
             for prefix in ("", "zc.", "zcactor."):
                 found[prefix + path] = f"zcactor.{path}"
+        if name.startswith("gpu.") and inspect.isclass(value):
+            found[value.__name__] = f"zcactor.{name}"  # signatures and docstrings name classes alone
     return found
 
 
@@ -93,7 +95,9 @@ PUBLIC: Final = _public()
 _ROLE: Final = re.compile(r"(?<![`:\w])`([^`<>]+)`(?!`)")
 
 
-_MADE_INSIDE: Final = frozenset(f"zcactor.{name}" for name in zcactor.__all__) - {"zcactor.Config"}
+_MADE_INSIDE: Final = frozenset(
+    f"zcactor.{name}" for name in (*zcactor.__all__, *(f"gpu.{each}" for each in zcactor.gpu.__all__))
+) - {"zcactor.Config"}
 _before: dict[str, list[str]] = {}
 """The texts of fields as they were before napoleon, by the names of the fields."""
 
@@ -144,9 +148,10 @@ def _resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contents: E
         return None
     if name in OPTIONS:
         return make_refnode(app.builder, page, "reference/options", "", contents, f"{name}: options")
-    if target == f"zcactor.{name}" or name not in zcactor.__all__:
+    public = PUBLIC.get(name)
+    if public in (None, target):
         return None
-    return env.domains.python_domain.resolve_xref(env, page, app.builder, "obj", f"zcactor.{name}", node, contents)
+    return env.domains.python_domain.resolve_xref(env, page, app.builder, "obj", public, node, contents)
 
 
 class Notebook(MystParser):
