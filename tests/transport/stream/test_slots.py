@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -219,3 +221,39 @@ def test_a_frame_that_a_finalizer_writes_inside_of_a_flush() -> None:
     sent = b"".join(sock.taken)
     assert (len(sent), sent[:12_000:4000], sent[12_000::4000]) == (20_010, b"abf", b"cde")
     assert not slots.pending
+
+
+def flush_at(slots: Slots, step: int) -> int:
+    """Flush, and write and flush another frame before one step of the interpreter. Returns the number of steps."""
+    at = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal at
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            if at == step:
+                write(slots.buffer, b"second")
+                assert slots.buffer.flush() is False
+            at += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert slots.buffer.flush() is False
+    finally:
+        sys.settrace(before)
+    return at
+
+
+def test_a_frame_that_is_written_at_any_step_of_a_flush() -> None:
+    """A finalizer's, or that of a signal's handler: the interpreter may run them between any two steps."""
+    step, steps = 0, 1
+    while step < steps:
+        sock = Socket()
+        slots = Slots(100, sock.send)
+        write(slots.buffer, b"first")
+        steps = flush_at(slots, step)
+        assert sorted(sock.taken) in ([b"first", b"second"], [b"firstsecond"]), f"the frame of step {step}"
+        step += 1
+    assert steps > 100

@@ -49,8 +49,8 @@ class Slots:
             self._leave()
 
     def flush(self) -> bool:
-        """Send the committed frames. True where some are left, because `send` takes no more bytes now. A finalizer's
-        call, which runs inside of a flush, leaves its frames to that.
+        """Send the committed frames. True where some are left, because `send` takes no more bytes now. The call of a
+        finalizer, or of a signal's handler, which runs inside of a flush, leaves its frames to that.
 
         Raises:
             OSError: the error of `send`. After it, and after any exception of a signal's handler, nobody knows how many
@@ -59,11 +59,15 @@ class Slots:
         with self._lock:
             if self._flushing:
                 return False
-            self._flushing = True
-            try:
-                return self._send_all()
-            finally:
-                self._flushing = False
+            while True:
+                self._flushing = True
+                try:
+                    left = self._send_all()
+                finally:
+                    self._flushing = False
+                # A call may have left its frames to this flush when that had found the last of them already.
+                if left or self._closed or not (self._waiting or self.buffer.pending):
+                    return left
 
     def _send_all(self) -> bool:
         while True:
