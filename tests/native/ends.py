@@ -92,6 +92,7 @@ class End:
         self.on_forward: Callable[..., None] = lambda *a: self.forwards.append(a)
         self.closed: Exception | None = None
         self.on_call_soon: Callable[[Callable[[], None]], None] = lambda flush: self.events.append("schedule")
+        self.on_error: Callable[[BaseException], None] = lambda error: None
         self.on_share: Callable[[], None] = lambda: None
         self.on_grant: Callable[[], None] = lambda: None
         self.on_lease: Callable[[], None] = lambda: None
@@ -99,7 +100,7 @@ class End:
             call=lambda *a: self.calls.append(a),
             frame=self.other,
             batch=lambda: self.events.append("batch"),
-            stopped=lambda error: self.events.append("blocked" if error is None else type(error).__name__),
+            stopped=self.stopped,
             push=lambda *a: self.pushes.append(a),
             argument=lambda *a: self.on_argument(*a),
             forward=lambda *a: self.on_forward(*a),
@@ -118,6 +119,11 @@ class End:
 
     def call_soon(self, flush: Callable[[], None]) -> None:
         self.on_call_soon(flush)
+
+    def stopped(self, error: BaseException | None) -> None:
+        self.events.append("blocked" if error is None else type(error).__name__)
+        if error is not None:
+            self.on_error(error)
 
     def share(self, array: Any, address: int, nbytes: int) -> None:
         self.events.append("share")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import gc
 import weakref
 
 import pytest
 
 from tests.conformance.connection import Recorder, turns
-from zcactor.errors import ConnectionLost
+from zcactor.errors import ConnectionLost, ForkedProcess
 from zcactor.transport.frames import Frames, PeerInfo, Receiver
+from zcactor.transport.stream.tls import BadTls
 
 
 class Nothing(Frames):
@@ -19,13 +22,15 @@ class Nothing(Frames):
     def __init__(self) -> None:
         super().__init__(asyncio.get_running_loop(), PeerInfo(bytes(16), 1, 0, 0), 8, 4096)
         self.begun: list[Receiver] = []
+        self.stopped: list[BaseException | None] = []
 
     def _begin(self, receiver: Receiver) -> None:
         self.begun.append(receiver)
 
     def flush(self) -> None: ...
 
-    def send_stopped(self, error: BaseException | None) -> None: ...
+    def _sending_stopped(self, error: BaseException | None) -> None:
+        self.stopped.append(error)
 
     async def aclose(self) -> None: ...
 
@@ -105,3 +110,25 @@ async def test_lets_go_of_the_receiver() -> None:
     gc.collect()
     assert held() is None
     assert connection.gone
+
+
+@pytest.mark.parametrize(
+    ("error", "reaches"),
+    [
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), False),
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), False),
+        (BadTls("the peer speaks no TLS"), False),
+        (MemoryError(), False),
+        (TimeoutError("took too long"), True),
+        (ValueError("stop"), True),
+        (ForkedProcess("the parent's"), True),
+        (KeyboardInterrupt(), True),
+    ],
+    ids=repr,
+)
+async def test_an_exception_inside_of_a_flush(error: BaseException, reaches: bool) -> None:
+    """The connection ends, and exceptions of a signal's handler, which are not the system's, reach the caller."""
+    connection = Nothing()
+    with pytest.raises(type(error)) if reaches else contextlib.nullcontext():
+        connection.send_stopped(error)
+    assert connection.stopped == [error]

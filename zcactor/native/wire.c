@@ -104,7 +104,7 @@ static PyObject *wire_look_now(Wire *self, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
-/* Send all written frames. Python handles errors of the socket. */
+/* Send all written frames. Python handles errors. */
 int wire_flush(Wire *self) {
     SendBuffer *out = self->out;
     if (buffer_idle(out)) return 0;
@@ -114,19 +114,12 @@ int wire_flush(Wire *self) {
     if (left == 0) return 0;
     PyObject *done;
     if (left > 0) done = PyObject_CallOneArg(self->given[STOPPED], Py_None);
-    else {
-        /* Any other exception is one of a signal's handler, within Python's code for slots or keys: it is the caller's.
-         * The connection ends, as nobody knows what of its frames was sent. */
-        const int ours = PyErr_ExceptionMatches(PyExc_OSError) || PyErr_ExceptionMatches(PyExc_MemoryError);
+    else { /* it raises again what is the caller's */
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         PyErr_NormalizeException(&type, &error, &traceback);
+        if (traceback) PyException_SetTraceback(error, traceback);
         done = PyObject_CallOneArg(self->given[STOPPED], error);
-        if (done && !ours) {
-            Py_DECREF(done);
-            PyErr_Restore(type, error, traceback);
-            return -1;
-        }
         Py_XDECREF(type);
         Py_XDECREF(error);
         Py_XDECREF(traceback);

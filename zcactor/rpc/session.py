@@ -40,7 +40,7 @@ from zcactor.rpc.messages import Flags, Hello, Kind, Status
 from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.parts import Announced
 from zcactor.transport.credits import Credits
-from zcactor.transport.frames import held_here
+from zcactor.transport.frames import held_here, is_of_sending
 from zcactor.transport.mapping import STEP_BITS, Mapping
 
 if TYPE_CHECKING:
@@ -448,12 +448,16 @@ class Session:
 
     def _flush_locked(self) -> None:
         """Flush the written frames. If that fails for a reason of our own, the frames would never leave and their
-        receivers would wait for ever: so the connection ends."""
+        receivers would wait for ever: so the connection ends.
+
+        Raises:
+            BaseException: as `zcactor.transport.frames.Frames.send_stopped`; the connection ends, too.
+        """
         try:
             self._flush_now()
         except BaseException as error:
             self.fail(ConnectionLost(f"frames could not be sent: {error!r}", maybe_executed=True))
-            if not isinstance(error, Exception):  # of a signal's handler, for the caller
+            if not is_of_sending(error):
                 raise
             logger.exception("frames to process %d could not be sent", self.connection.peer.pid)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from zcactor.errors import ProtocolError
+from zcactor.errors import ProtocolError, ZcactorError
 
 if TYPE_CHECKING:
     from collections import abc
@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from zcactor.config import Config
     from zcactor.native import hot
 
-__all__ = ["LENGTH_PREFIX", "Frames", "PeerInfo", "Receiver", "held_here", "max_frame_for", "whole_frames"]
+__all__ = [
+    "LENGTH_PREFIX",
+    "Frames",
+    "PeerInfo",
+    "Receiver",
+    "held_here",
+    "is_of_sending",
+    "max_frame_for",
+    "whole_frames",
+]
 
 LENGTH_PREFIX = 4
 """Bytes before each frame: its length, little-endian u32, not counting the prefix (FlatBuffers' size prefix)."""
@@ -228,12 +237,25 @@ class Frames(ABC):
         """Send all committed frames. Never blocks: bytes that the system does not take now are sent later.
 
         A broken connection is reported by `Receiver.connection_lost`, not here.
+
+        Raises:
+            BaseException: as `send_stopped`. The caller ends the connection.
         """
 
-    @abstractmethod
     def send_stopped(self, error: BaseException | None) -> None:
         """Note that the native part has flushed, and that the system takes no more bytes now: go on when it does again.
-        With an error end the connection. Any thread may call it."""
+        With an error end the connection, as nobody knows how many bytes were sent. Any thread may call it.
+
+        Raises:
+            BaseException: `error`, where `is_of_sending` says that it is the caller's.
+        """
+        self._sending_stopped(error)
+        if error is not None and not is_of_sending(error):
+            raise error
+
+    @abstractmethod
+    def _sending_stopped(self, error: BaseException | None) -> None:
+        """Go on when the system takes bytes again; with an error end the connection. Any thread may call it."""
 
     # ---- the end
 
@@ -258,6 +280,15 @@ class Frames(ABC):
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.connection_lost(cause)
+
+
+def is_of_sending(error: BaseException) -> bool:
+    """Whether an exception that ended a flush says that bytes cannot be sent. Any other one is the caller's: the use
+    of a parent's keys in a forked child, or the exception of a signal's handler, which the interpreter has run inside
+    of the flush. That may be an `OSError`, too, such as a `TimeoutError` without the number that the system gives."""
+    if isinstance(error, OSError):
+        return error.errno is not None or isinstance(error, ZcactorError)
+    return isinstance(error, MemoryError)
 
 
 def held_here(lock: threading.RLock) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -66,15 +67,54 @@ async def test_both_take_new_keys_in_both_directions_at_once(together: int, monk
     assert all(taken.count(keys) >= 8 for keys in taken)
 
 
+def sealed_pair() -> list[SealedSocket]:
+    """Both ends of a socket pair, encrypted."""
+    keys = bytes(range(32)), bytes(range(32, 64))
+    return [
+        SealedSocket(sock, Seals(Sealer(own), Opener(other), Exporter(bytes(32)), Integrity.AUTO))
+        for sock, own, other in zip(socket.socketpair(), keys, reversed(keys), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_signals_handler_that_raises_while_a_key_is_taken(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller, or the loop where that sends, gets the exception. The key is lost, and the connection with it."""
+    monkeypatch.setattr(record_layer, "USES_PER_KEY", 2)
+
+    def interrupted(keys: record_layer.KeyChain) -> bytes:
+        raise TimeoutError("the handler of SIGALRM")
+
+    near, far = sealed_pair()
+    connection, recorder = connection_on(near), Recorder()
+    connection.start(recorder)
+    send(connection, [b"first"])
+    raised: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: raised.append(context.get("exception")))
+    monkeypatch.setattr(record_layer.KeyChain, "take", interrupted)
+    if full:
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        send(connection, [bytes(connection.max_frame)] * 20)
+        send(connection, [b"another record"])
+        await turns()
+        assert not recorder.lost
+        async with asyncio.timeout(20):
+            while not recorder.lost:
+                with contextlib.suppress(BlockingIOError):
+                    far.recv(1 << 20)
+                await turns()
+    else:
+        send(connection, [b"second"])
+        with pytest.raises(TimeoutError, match="SIGALRM"):
+            send(connection, [b"third"])
+    assert "TimeoutError" in str(await recorder.wait_lost())
+    assert [str(error) for error in raised] == (["the handler of SIGALRM"] if full else [])
+    far.close()
+
+
 async def speak_to_each_other(*, sealed: bool, together: int) -> None:
     """Have both ends of a connection send 199 frames, so many at a time."""
-    sockets: tuple[socket.socket, ...] = socket.socketpair()
-    if sealed:
-        keys = bytes(range(32)), bytes(range(32, 64))
-        sockets = tuple(
-            SealedSocket(sock, Seals(Sealer(own), Opener(other), Exporter(bytes(32)), Integrity.AUTO))
-            for sock, own, other in zip(sockets, keys, reversed(keys), strict=True)
-        )
+    sockets = sealed_pair() if sealed else socket.socketpair()
     ends = [connection_on(sock) for sock in sockets]
     recorders = [Recorder(), Recorder()]
     for end, recorder in zip(ends, recorders, strict=True):

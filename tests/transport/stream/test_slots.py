@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -223,27 +225,31 @@ def test_a_frame_that_a_finalizer_writes_inside_of_a_flush() -> None:
     assert not slots.pending
 
 
-def flush_at(slots: Slots, step: int) -> int:
-    """Flush, and write and flush another frame before one step of the interpreter. Returns the number of steps."""
+def at_each_step(run: Callable[[], object], step: int, then: Callable[[], None]) -> int:
+    """Run, with an action before one step of the interpreter. Returns the number of steps."""
     at = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal at
         frame.f_trace_opcodes = True
         if event == "opcode":
-            if at == step:
-                write(slots.buffer, b"second")
-                assert slots.buffer.flush() is False
             at += 1
+            if at == step + 1:
+                then()
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        assert slots.buffer.flush() is False
+        run()
     finally:
         sys.settrace(before)
     return at
+
+
+def write_and_flush(out: Any, frame: bytes) -> None:
+    write(out, frame)
+    assert out.flush() is False
 
 
 def test_a_frame_that_is_written_at_any_step_of_a_flush() -> None:
@@ -251,9 +257,32 @@ def test_a_frame_that_is_written_at_any_step_of_a_flush() -> None:
     step, steps = 0, 1
     while step < steps:
         sock = Socket()
-        slots = Slots(100, sock.send)
-        write(slots.buffer, b"first")
-        steps = flush_at(slots, step)
+        out = Slots(100, sock.send).buffer
+        write(out, b"first")
+        steps = at_each_step(out.flush, step, partial(write_and_flush, out, b"second"))
         assert sorted(sock.taken) in ([b"first", b"second"], [b"firstsecond"]), f"the frame of step {step}"
         step += 1
     assert steps > 100
+
+
+def stop() -> None:
+    raise TimeoutError("a signal's handler has raised")
+
+
+def test_an_exception_at_any_step_of_a_flush_sends_nothing_twice() -> None:
+    """Nobody knows whether the socket had taken the bytes, so it gets no more of them."""
+    step, raised = 0, True
+    while raised:
+        sock = Socket()
+        slots = Slots(100, sock.send)
+        write(slots.buffer, b"first")
+        raised = False
+        try:
+            at_each_step(slots.buffer.flush, step, stop)
+        except TimeoutError:
+            raised = True
+        slots.buffer.resume()
+        slots.flush()
+        assert sock.taken in ([], [b"first"]), f"the exception of step {step}"
+        step += 1
+    assert step > 100 and sock.taken == [b"first"]

@@ -119,9 +119,8 @@ class LoopbackConnection(Connection):
         """Send all committed frames. They arrive in a later turn of the loop."""
         self._out.flush()
 
-    def send_stopped(self, error: BaseException | None) -> None:
-        """See `zcactor.transport.base.Connection`. All written bytes are taken, unless there is an error."""
-        if error is not None:
+    def _sending_stopped(self, error: BaseException | None) -> None:
+        if error is not None:  # otherwise all written bytes are taken
             lost = ConnectionLost(f"frames could not be sent: {error!r}", maybe_executed=True)
             self._loop.call_soon_threadsafe(self._lose, lost)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
-from zcactor.transport.frames import LENGTH_PREFIX, Frames, PeerInfo, Receiver
+from zcactor.transport.frames import LENGTH_PREFIX, Frames, PeerInfo, Receiver, is_of_sending
 from zcactor.transport.stream.record_layer import SealedSocket
 
 if TYPE_CHECKING:
@@ -125,11 +125,10 @@ class StreamConnection(Frames):
         try:
             if self._flush_out():
                 self.send_stopped(None)
-        except (OSError, MemoryError) as error:
+        except BaseException as error:
             self.send_stopped(error)
 
-    def send_stopped(self, error: BaseException | None) -> None:
-        """See `zcactor.transport.base.Connection`."""
+    def _sending_stopped(self, error: BaseException | None) -> None:
         if error is None:
             self._on_loop(self._watch_writable)
         else:
@@ -150,8 +149,10 @@ class StreamConnection(Frames):
             if self._out.resume():
                 self._loop.remove_writer(self._fd)
                 self._drained.set()
-        except (OSError, MemoryError) as error:
+        except BaseException as error:
             self._on_send_failed(error)
+            if not is_of_sending(error):
+                raise
 
     def _on_send_failed(self, error: BaseException) -> None:
         # Frames that the peer sent before its end can still be read, and may have the reason for the end.
@@ -248,7 +249,7 @@ class StreamConnection(Frames):
     def _broken(self, error: BaseException) -> Exception:
         if isinstance(error, ProtocolError):  # from a socket that checks records
             return error
-        lost = self._ended(f"broke: {error.strerror if isinstance(error, OSError) else repr(error)}")
+        lost = self._ended(f"broke: {(isinstance(error, OSError) and error.strerror) or repr(error)}")
         lost.__cause__ = error
         return lost
 

@@ -54,7 +54,7 @@ class Slots:
 
         Raises:
             OSError: the error of `send`. After it, and after any exception of a signal's handler, nobody knows how many
-                bytes were taken, and the connection has to end.
+                bytes were taken: nothing more is sent, and the connection has to end.
         """
         with self._lock:
             if self._flushing:
@@ -63,6 +63,9 @@ class Slots:
                 self._flushing = True
                 try:
                     left = self._send_all()
+                except BaseException:
+                    self._closed = True
+                    raise
                 finally:
                     self._flushing = False
                 # A call may have left its frames to this flush when that had found the last of them already.

@@ -49,7 +49,7 @@ class Bench:
         records, self.opener = ((Records(Exporter(KEY), leads=leads) if sealed else None) for leads in (True, False))
         self.credits = Credits(depth)
         self.woken = 0
-        self.failures: list[Exception] = []
+        self.failures: list[BaseException] = []
         self.sender = SlotSender(
             self.wire.left, self.area, DEPTH, MAX_RESERVE, self.credits, self._wake, self.failures.append, records,
         )  # fmt: skip
@@ -491,6 +491,19 @@ def test_post_fails() -> None:
     send(bench.sender, [b"x"])
     bench.sender.pump()
     assert len(bench.failures) == 1
+
+
+def test_a_signals_handler_raises_while_messages_are_posted() -> None:
+    """The caller gets the exception, and the connection ends: nobody knows what was posted."""
+    bench = Bench()
+
+    def stop(sends: Sequence[Send]) -> None:
+        raise TimeoutError("the handler of SIGALRM")
+
+    bench.wire.left.post_sends = stop  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError, match="SIGALRM"):
+        send(bench.sender, [b"x"])
+    assert [str(error) for error in bench.failures] == ["the handler of SIGALRM"]
 
 
 # ---- threads

@@ -424,9 +424,8 @@ class VerbsConnection(Connection):
         """See `zcactor.transport.base.Connection`."""
         self._sender.flush()
 
-    def send_stopped(self, error: BaseException | None) -> None:
-        """See `zcactor.transport.base.Connection`. Messages that cannot be posted wait in `SlotSender`."""
-        if error is not None:
+    def _sending_stopped(self, error: BaseException | None) -> None:
+        if error is not None:  # otherwise messages that cannot be posted wait in `SlotSender`
             self._post_failed(error)
 
     # ---- the peer's arena

@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from zcactor.native import hot
-from zcactor.transport.frames import held_here
+from zcactor.transport.frames import held_here, is_of_sending
 from zcactor.transport.stream.record_layer import RECORD_NBYTES
 from zcactor.transport.verbs.device.slots import BYE, CREDIT, DATA, HEADER_NBYTES, PROBE, SlotArea, pack_header
 from zcactor.transport.verbs.driver.base import Send
@@ -65,7 +65,7 @@ class SlotSender:
         max_reserve: int,
         credits: Credits,
         wake: Callable[[], None],
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
         records: Records | None = None,
     ) -> None:
         self.max_reserve: Final = max_reserve
@@ -172,15 +172,28 @@ class SlotSender:
     # ---- the loop's thread
 
     def pump(self) -> None:
-        """Post flushed frames, as far as there are credits and slots."""
+        """Post flushed frames, as far as there are credits and slots.
+
+        Raises:
+            BaseException: that of a signal's handler, as far as it is no defect by its type; `failed` was called with
+                it, as nobody knows what was posted.
+        """
         if not self._flushed and self._last == _NONE:  # a thread that flushes later wakes the loop
             return
         with self._lock:
             if self._closed:
                 return
-            failure = self._post(self._next_messages())
-        if failure is not None:
-            self._failed(failure)
+            try:
+                self._post(self._next_messages())
+            except BaseException as error:
+                self._closed = True
+                failure = error
+            else:
+                return
+        self._failed(failure)
+        if is_of_sending(failure) or (isinstance(failure, Exception) and not isinstance(failure, OSError)):
+            return  # the driver's: a defect of it is told by `failed`, as the frames may belong to any caller
+        raise failure
 
     def _next_messages(self) -> list[Send]:
         """Make the requests for all messages that may be sent now. Called under the lock."""
@@ -243,19 +256,14 @@ class SlotSender:
         signalled = self.messages % SIGNAL_EVERY == 0 or kind in (BYE, PROBE)
         return Send(SEND_ID | number, self._area.address(slot), end, self._area.lkey, signalled, inline)
 
-    def _post(self, sends: list[Send]) -> Exception | None:
-        """Post requests. Returns the error, or None. Called under the lock."""
-        if not sends:
-            return None
+    def _post(self, sends: list[Send]) -> None:
+        """Post requests. Called under the lock."""
         try:
-            self._qp.post_sends(sends)
-        except Exception as error:  # of any kind, as the frames may belong to any caller
-            self._closed = True
-            return error
+            if sends:
+                self._qp.post_sends(sends)
         finally:
             self._free += self._inline
             self._inline.clear()
-        return None
 
     def return_credits(self) -> None:
         """Send a CREDIT message, unless a message with frames has returned the credits."""
@@ -279,9 +287,11 @@ class SlotSender:
         """
         with self._lock:
             self._credits.take()
-            failure = self._post([self._message(PROBE, None, HEADER_NBYTES, _NONE)])
-        if failure is not None:
-            raise failure
+            try:
+                self._post([self._message(PROBE, None, HEADER_NBYTES, _NONE)])
+            except BaseException:
+                self._closed = True
+                raise
 
     def done(self, message: int) -> None:
         """Free the slots of message number `message` and of all before it, which are done."""
