@@ -121,8 +121,23 @@ async def test_a_call_that_waited_fails_with_the_connection() -> None:
             call = store.note({"key": [1]})
             session.connection.abort()
             session.fail(zc.ConnectionLost("cut"))
-        with pytest.raises(zc.ZcactorError):
+        with pytest.raises(zc.ActorUnavailable) as failed:
             await call
+        assert not failed.value.maybe_executed
+
+
+async def test_a_call_that_waited_is_retried_with_the_connection() -> None:
+    """As the calls that were sent by it."""
+    async with asyncio.timeout(PATIENCE), zc.init(num_cpus=2, log_to_driver=False):
+        store: Any = await Store.spawn()
+        await store.note("first")
+        session = store._remote.route[0]
+        with session.lock:
+            call = store.note.options(retries=1, idempotent=True)({"key": [1]})
+            session.connection.abort()
+            session.fail(zc.ConnectionLost("cut"))
+        await call
+        assert await store.noted() == ["first", 1]
 
 
 async def test_a_call_between_the_two_steps_that_open_a_connection() -> None:

@@ -60,6 +60,8 @@ _BEHIND: Final = 1.0
 """Seconds for which the loop may have read nothing of a connection by which a call is sent. A process whose actors have
 moved stays for longer, and sends back what comes until its callers have its news (`zcactor.control.draining`)."""
 _numbers = count(1)
+_Deferred = tuple["Call", int, int, int, int, bytes, "Sequence[Part]"]
+"""A call that waits for the loop's next turn, with the other arguments of `Session.send_call`."""
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
 _CALL, _RESPONSE, _ITEM = int(Kind.CALL), int(Kind.RESPONSE), int(Kind.ITEM)
@@ -162,6 +164,9 @@ class Session:
         """This process's number of the connection; the peer learns it by the greeting."""
         self.credits = Credits(connection.recv_depth)
         self._backlog: deque[tuple[Any, ...]] = deque()
+        self._deferred: deque[_Deferred] = deque()
+        self._is_lost = False
+        """Whether `connection_lost` has taken the open calls."""
         self._grants = (Grants if checker is None else partial(CheckedGrants, checker))(
             self, hub.process, connection.export
         )
@@ -275,8 +280,12 @@ class Session:
         self, call: Call, actor: int, code: int, flags: int, timeout_ns: int, payload: bytes, parts: Sequence[Part]
     ) -> None:
         """Send `call`. When the connection is lost before the response, the hub fails the call."""
-        if held_here(self.lock):
-            self._on_loop(partial(self._send_call_later, call, actor, code, flags, timeout_ns, payload, parts))
+        if self._is_writing_here():
+            if self.closed is not None:
+                raise self.closed
+            call.session, call.id = self, self.wire.next_id()
+            self._deferred.append((call, actor, code, flags, timeout_ns, payload, parts))
+            self._on_loop(self._send_deferred)
             return
         with self.lock:
             if self.closed is not None:
@@ -303,12 +312,22 @@ class Session:
                 return
         self._schedule_flush()
 
-    def _send_call_later(self, call: Call, *rest: Any) -> None:
-        try:
-            if not call.known:
-                self.send_call(call, *rest)
-        except Exception as error:  # the connection is lost, or an argument's owner
-            call.fail(bare(error, None))
+    def _is_writing_here(self) -> bool:
+        """Whether this thread is writing or sending frames of the session already: a finalizer runs there. Its frames
+        have to wait for the loop's next turn."""
+        return held_here(self.lock) or self.connection.is_writing_here()
+
+    def _send_deferred(self) -> None:
+        """Send the calls of finalizers that ran where frames were written. Those of a connection that has ended are
+        for `connection_lost`."""
+        while self._deferred and (self.closed is None or self._is_lost):
+            deferred = self._deferred.popleft()
+            call = deferred[0]
+            try:
+                if not call.known:
+                    self.send_call(*deferred)
+            except Exception as error:  # an argument's owner has ended
+                call.fail(bare(error, None))
 
     def respond(
         self, incoming: Incoming, status: int, payload: Any, parts: Sequence[Part], flags: int, *, more: bool = False,
@@ -365,7 +384,7 @@ class Session:
             ConnectionLost: the connection has ended.
             Exception: the error of granting a part or writing the frame; nothing was sent.
         """
-        if held_here(self.lock):
+        if self._is_writing_here():
             self._on_loop(partial(self._push_later, key, word, status, payload, parts, flags))
             return
         with self.lock:
@@ -393,11 +412,9 @@ class Session:
             self._flush_locked()
 
     def forward(self, call: Call, key: int, target: bytes) -> None:
-        """Ask the peer to push the result of `call` to the process `target` under `key`."""
+        """Ask the peer to push the result of `call` to the process `target` under `key`. On the loop's thread, where
+        nothing else is being written."""
         if self.wire.forward(call.id, call.forwarded, key, target):
-            return
-        if held_here(self.lock):
-            self._on_loop(partial(self.forward, call, key, target))
             return
         with self.lock:
             self._send(_FORWARD, 0, call.forwarded, 0, call.id, key, (), target)
@@ -416,7 +433,7 @@ class Session:
     def _control(self, kind: int, message_id: int, extra: int) -> None:
         if self.closed is not None:
             return
-        if held_here(self.lock):
+        if self._is_writing_here():
             self._on_loop(partial(self._control, kind, message_id, extra))
             return
         with self.lock:
@@ -509,8 +526,11 @@ class Session:
                     if call is not None:
                         calls.append(call)
             unsent = {entry[4] for entry in self._backlog if entry[0] == _CALL}
+            self._is_lost = True
+            calls += [call for call, *_ in self._deferred if not call.known]
             again = self._not_sent({call.id: call for call in calls})
             self._backlog.clear()
+            self._deferred.clear()
         for call in calls:
             if call.id in unsent and call.state is CallState.SENT:
                 call.state = CallState.QUEUED
@@ -545,6 +565,9 @@ class Session:
             call = calls.get(call_id) if kind == _CALL else None
             if call is not None and call.target is not None:
                 found[call] = code, flags, bytes(payload), parts
+        for call, _, code, flags, _, payload, parts in self._deferred:
+            if call.id in calls and call.target is not None:
+                found[call] = code, flags, payload, parts
         return found
 
     def end_leases(self) -> None:

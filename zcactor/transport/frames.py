@@ -202,6 +202,11 @@ class Frames(ABC):
         thread may ask."""
         return False
 
+    def is_writing_here(self) -> bool:
+        """Whether this thread is inside of a step of sending that another frame must not come into: a finalizer runs
+        there then, whose frames have to wait for a later turn. Any thread may ask. By default False."""
+        return False
+
     # ---- the beginning
 
     def start(self, receiver: Receiver) -> None:
