@@ -17,6 +17,7 @@ from tests.assembly.test_process import PATIENCE, Sums, _call, _settled
 from tests.transport.verbs.entitlements import entitlements
 from tests.transport.verbs.sides import host_cards
 from zcactor.api.remote_actor import RemoteActor
+from zcactor.api.remote_method import RemoteMethod
 from zcactor.assembly.endpoints import may_read
 from zcactor.assembly.process import Process
 from zcactor.collectives.sources import lendable
@@ -28,6 +29,7 @@ from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Store
 from zcactor.observe.stats import stats_of
 from zcactor.process import context
+from zcactor.rpc.services import Services
 from zcactor.transport.bytes import RemoteRegion
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.verbs.driver.base import Binding
@@ -143,6 +145,25 @@ async def ready(caller: Process, actor: RemoteActor) -> Any:
     await _call(actor, "total", caller.store.empty(4096))
     (session,) = (s for s in caller.sessions.all() if s.peer_process == actor.location[0])
     return session.connection
+
+
+async def test_calls_of_a_finalizer_that_do_not_fit_the_slot() -> None:
+    """As from one that runs where this thread changes slots: they are sent in a later turn, and none is lost."""
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
+        same = RemoteMethod(actor, actor.interface.by_name["same"], {})
+        assert await same(0) == 0
+        assert actor.route is not None
+        sender = actor.route[0].connection._sender
+        with sender._lock:
+            calls = [same(bytes([number]) * 3000) for number in range(50)]
+            calls += [same({number: "x" * 3000}) for number in range(50)]
+        assert [len(value) for value in await zc.get(calls)] == [3000] * 50 + [1] * 50
+        given_up = same(1)
+        with sender._lock:
+            given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        await caller.requests.ask(actor.route[0], Services.ping)
 
 
 @pytest.mark.parametrize("nbytes", [8192, MIB, MIB + 8, 20 * MIB])

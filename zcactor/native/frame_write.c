@@ -250,8 +250,9 @@ static int frame_room(Wire *self, Py_ssize_t nbytes) {
     SendBuffer *out = self->out;
     if (nbytes > out->max_reserve) return 0;
     if (buffer_room(out, nbytes)) return 1;
-    if (!out->refused || !PyErr_ExceptionMatches(self->state->connection_lost)) return -1;
-    PyErr_Clear(); /* closed meanwhile */
+    const int closed = out->refused && PyErr_ExceptionMatches(self->state->connection_lost);
+    if (!closed && !PyErr_ExceptionMatches(PyExc_BlockingIOError)) return -1;
+    PyErr_Clear(); /* closed meanwhile, or the slots' owner is inside of a change of them */
     return 0;
 }
 /* Commit the frame at the buffer's tail, with the first releases and the owed credits. */

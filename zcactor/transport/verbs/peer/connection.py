@@ -424,6 +424,10 @@ class VerbsConnection(Connection):
         """See `zcactor.transport.base.Connection`."""
         self._sender.flush()
 
+    def is_writing_here(self) -> bool:
+        """See `zcactor.transport.base.Connection`."""
+        return self._sender.is_changing_here()
+
     def _sending_stopped(self, error: BaseException | None) -> None:
         if error is not None:  # otherwise messages that cannot be posted wait in `SlotSender`
             self._post_failed(error)

@@ -11,6 +11,7 @@ messages are sent inline, where the device supports it, and free their slots at 
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -105,10 +106,10 @@ class SlotSender:
         """Give the writer another slot, as its own has no room for the next frame.
 
         Raises:
-            RuntimeError: a finalizer makes a call that does not fit the slot, and runs where this thread changes slots.
+            BlockingIOError: not now, as `is_changing_here`.
         """
-        if held_here(self._lock):
-            raise RuntimeError("a finalizer's call does not fit the frames that its thread is about to send")
+        if self.is_changing_here():
+            raise BlockingIOError(errno.EAGAIN, "the frame does not fit those that its thread is about to send")
         with self._lock:
             view, slot = self._view, self._slot
             end = self._next_buffer()
@@ -117,12 +118,16 @@ class SlotSender:
             elif slot != _NONE:
                 self._free.append(slot)
 
+    def is_changing_here(self) -> bool:
+        """Whether this thread is changing slots: a finalizer runs there, whose frames find no other slot now."""
+        return held_here(self._lock)
+
     def flush(self) -> None:
         """Send committed frames as soon as possible. Never blocks."""
         if self._closed or not (self._waiting or self.native.pending):  # as `pending`, without a call
             return
         self._flushed = True
-        if threading.get_ident() == self._thread and not held_here(self._lock):
+        if threading.get_ident() == self._thread and not self.is_changing_here():
             self.pump()
         else:
             self._wake()
