@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -649,37 +650,98 @@ async def test_work_of_the_process_runs_behind_the_calls_that_are_queued() -> No
     bench.mailbox.close()
 
 
+class EndingAtOnce:
+    """A mailbox with a limit of one call, whose calls end in their first step. Those with a negative number wait for
+    the gate, and those with `LATER` for a turn of the loop."""
+
+    LATER = 1000
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.ran: list[tuple[int, int]] = []
+        self.depths: set[int] = set()
+        self.gate: asyncio.Future[None] = loop.create_future()
+
+        def start(call: Any, _: MethodSpec, lane: hot.Lane) -> None:
+            start_eagerly(self._run(call, lane), loop, contextvars.copy_context())
+
+        def nothing(*_: Any) -> None: ...
+
+        self.mailbox = Mailbox(
+            "bench", loop, 1, 1, steps_out=True, run_sync=nothing, start_async=start, run_inline=nothing, lost=nothing,
+            enter_thread=nothing, threads=None,
+        )  # fmt: skip
+
+    async def _run(self, call: Any, lane: hot.Lane) -> None:
+        self.mailbox.task_began(lane)
+        if call.number < 0:
+            await self.gate
+        elif call.number == self.LATER:
+            await asyncio.sleep(0)
+        self.ran.append((call.session, call.number))
+        self.depths.add(len(inspect.stack(0)))
+        self.mailbox.task_ended()
+
+    def submit(self, caller: int, number: int) -> None:
+        call: Any = FakeCall(caller, ASYNC, number)
+        self.mailbox.submit(call, SPECS[ASYNC])
+
+    async def until_ran(self, count: int) -> None:
+        """Let the first call end, and wait until so many have run."""
+        self.gate.set_result(None)
+        async with asyncio.timeout(20):
+            while len(self.ran) < count:
+                await asyncio.sleep(0)
+        assert self.mailbox.idle and self.mailbox.tasks.running == 0
+
+
 async def test_calls_of_many_callers_that_end_in_their_first_step() -> None:
     """Each of them frees the limit for the next: they run one behind the other, and not inside of each other."""
-    loop, ran, depths = asyncio.get_running_loop(), list[tuple[int, int]](), set[int]()
-    gate: asyncio.Future[None] = loop.create_future()
-
-    def start(call: Any, _: MethodSpec, lane: hot.Lane) -> None:
-        async def run() -> None:
-            mailbox.task_began(lane)
-            if call.number < 0:
-                await gate
-            ran.append((call.session, call.number))
-            depths.add(len(inspect.stack(0)))
-            mailbox.task_ended()
-
-        start_eagerly(run(), loop, contextvars.copy_context())
-
-    def nothing(*_: Any) -> None: ...
-
-    mailbox = Mailbox(
-        "bench", loop, 1, 1, steps_out=True, run_sync=nothing, start_async=start, run_inline=nothing, lost=nothing,
-        enter_thread=nothing, threads=None,
-    )  # fmt: skip
+    bench = EndingAtOnce()
     callers = 400
     for number in (-1, 0, 1):
         for caller in range(1 if number < 0 else callers):
-            call: Any = FakeCall(caller, ASYNC, number)
-            mailbox.submit(call, SPECS[ASYNC])
-    gate.set_result(None)
-    async with asyncio.timeout(20):
-        while len(ran) < 1 + 2 * callers:
-            await asyncio.sleep(0)
-    assert mailbox.idle and mailbox.tasks.running == 0
-    assert len(depths) <= 3, "the stack does not grow with the callers"
+            bench.submit(caller, number)
+    await bench.until_ran(1 + 2 * callers)
+    ran = bench.ran
+    assert len(bench.depths) <= 3, "the stack does not grow with the callers"
     assert ran[0] == (0, -1) and {number for _, number in ran[1 : callers + 1]} == {0}, "callers take turns"
+
+
+@pytest.mark.parametrize("others", ["idle", "blocked"])
+async def test_a_call_that_waits_for_the_limit_costs_as_many_steps_however_many_other_callers_there_are(
+    others: str,
+) -> None:
+    """Callers without calls, or with calls that wait for their arguments."""
+    waiting = 50
+
+    async def steps_beside(callers: int) -> int:
+        bench, steps = EndingAtOnce(), 0
+        bench.mailbox.steps_out = False
+        for caller in range(callers):
+            call: Any = FakeCall(caller, INLINE, blockers=int(others == "blocked"))
+            bench.mailbox.submit(call, SPECS[INLINE])
+        bench.submit(-1, -1)
+        for caller in range(waiting):
+            bench.submit(callers + caller, 0)
+            bench.submit(callers + caller, bench.LATER)
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal steps
+            if frame.f_code.co_filename != inspect.getfile(Mailbox):
+                return None
+            steps += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            bench.gate.set_result(None)
+            while len(bench.ran) < 1 + 2 * waiting:
+                await asyncio.sleep(0)
+        finally:
+            sys.settrace(before)
+        bench.mailbox.close()
+        return steps
+
+    assert await steps_beside(400) < 2 * await steps_beside(10)

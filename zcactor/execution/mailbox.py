@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +95,10 @@ class Mailbox:
         self._open = 0
         """Calls that are queued for the threads or run in one; counted while threads may be added."""
         self._closed = False
+        self._limited: OrderedDict[hot.Lane, None] = OrderedDict()
+        """The lanes whose next call waits for the limit of async calls alone, in the order in which they take turns."""
         self._pumping = self._freed = False
-        """Whether `pump_all` is at work, and whether a call has ended meanwhile."""
+        """Whether `_pump_limited` is at work, and whether a call has ended meanwhile."""
 
     def submit(self, incoming: Incoming, spec: MethodSpec) -> None:
         """Take a call. It starts now, or when its turn comes."""
@@ -153,25 +155,22 @@ class Mailbox:
                     break
         finally:
             lane.pumping = False
+            if held and not held[0][0].blockers and (self._freed or self.tasks.full):
+                self._limited[lane] = None
 
-    def pump_all(self) -> None:
-        """Start the calls that a full limit has held up."""
+    def _pump_limited(self) -> None:
+        """Start the calls that a full limit has held up, of one lane after the other."""
         if not self.loop.is_running():  # the collector has closed the coroutine of a call, after the end of the loop
             return
         if self._pumping:  # by a call that has ended in its first step, which runs further down this stack
             self._freed = True
             return
-        self._pumping = self._freed = True
+        self._pumping = True
         try:
-            while self._freed:
+            while self._limited and not self.tasks.full:
                 self._freed = False
-                for session, lane in list(self.lanes.items()):
-                    if self.tasks.full:
-                        break
-                    if lane.held:
-                        del self.lanes[session]  # to the back, or the first caller would always be served first
-                        self.lanes[session] = lane
-                        self._pump(lane)
+                lane, _ = self._limited.popitem(last=False)
+                self._pump(lane)
         finally:
             self._pumping = self._freed = False
 
@@ -183,7 +182,7 @@ class Mailbox:
     def task_ended(self) -> None:
         """Note the end of an async call."""
         if self.tasks.task_ended():
-            self.pump_all()
+            self._pump_limited()
 
     def forget(self, session: Any) -> None:
         """Forget a caller that is gone: its held calls never start."""
@@ -349,6 +348,7 @@ class Mailbox:
         for lane in self.lanes.values():
             lane.held.clear()
         self.lanes.clear()
+        self._limited.clear()
 
     def join(self, timeout: float) -> bool:
         """Wait in the calling thread until its own threads have ended; False when one still runs after `timeout` s."""
