@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -517,3 +518,52 @@ async def test_many_runs_leave_nothing(two: list[Any], node: Any) -> None:
         for actor in two:
             while await actor.figures() != (0, 0):
                 await asyncio.sleep(0)
+
+
+class Unpackable:
+    """A value that cannot travel."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays here")
+
+
+@pytest.mark.parametrize("how", ["packing fails", "a method fails", "an input fails", "cancelled", "succeeds"])
+async def test_a_run_keeps_its_inputs_and_results_no_longer_than_its_reference(two: list[Any], how: str) -> None:
+    """Without the garbage collector."""
+    a, b = two
+    async with zc.graph(in_flight=1) as g:
+        g.output(b.pair.bind(a.passes.bind(g.input()), b.raises.bind(g.input())))
+    run = await g.compile()
+    kept: list[weakref.ref[Any]] = []
+    others: dict[str, Callable[[], Any]] = {
+        "packing fails": Unpackable, "a method fails": lambda: 1, "an input fails": lambda: b.raises(1),
+        "succeeds": lambda: 2,
+    }  # fmt: skip
+
+    async def begin() -> None:
+        array = zc.freeze(np.ones(1 << 17))
+        kept.append(weakref.ref(array))
+        if how == "cancelled":
+            first, waits = run(0, 0), run(array, 2)
+            waits.cancel()
+            await a.open()
+            await first
+        else:
+            await a.open()
+            value = await run(array, others[how]())
+            kept.append(weakref.ref(value[0]))
+
+    gc.collect()
+    gc.disable()
+    try:
+        if how in ("cancelled", "succeeds"):
+            await begin()
+        else:
+            with pytest.raises((TypeError, KeyError)):
+                await begin()
+        async with asyncio.timeout(20):  # messages are under way that give leases back
+            while any(each() is not None for each in kept):
+                await asyncio.sleep(0)
+    finally:
+        gc.enable()
+    await asyncio.wait_for(run.close(), 20)

@@ -69,13 +69,22 @@ class Table(Protocol):
         """Forget a graph that nobody can run any more."""
 
 
-class _Run:
-    """One run: its inputs until it starts, its outputs until all have come. It stands in the place of the session of
-    its promise, which asks it to cancel."""
+class _NoSession:
+    """The place of a session in the promises of runs, once these have ended."""
 
-    __slots__ = ("blockers", "call", "inputs", "number", "outputs", "plain", "runs")
+    __slots__ = ()
 
     closed = "a run of a graph has no session"
+
+
+_NO_SESSION: Final = _NoSession()
+
+
+class _Run(_NoSession):
+    """One run: its inputs until it starts, its outputs until all have come. Until its end it stands in the place of the
+    session of its promise, which asks it to cancel."""
+
+    __slots__ = ("blockers", "call", "inputs", "number", "outputs", "plain", "runs")
 
     def __init__(self, runs: Runs, call: Call, inputs: list[Any]) -> None:
         self.runs = runs
@@ -243,7 +252,7 @@ class Runs:
             try:
                 self._start(run)  # an input that cannot be packed raises at the call
             except BaseException:
-                self.unfinished.discard(call)
+                self._done(call)
                 raise
             self._limit(run, seconds)
         elif here:
@@ -404,6 +413,7 @@ class Runs:
         self.process.promises.complete(call, Status.OK, *packed)
 
     def _done(self, call: Call) -> None:
+        call.session = _NO_SESSION  # or run and promise would hold each other, and all that either has
         self.unfinished.discard(call)
         if not self.unfinished:
             if self._idle:
