@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 import zcactor as zc
-from tests.graphs.parts import Node, failure_of, line
+from tests.graphs.parts import Node, Opened, failure_of, line
 from zcactor.errors import ProtocolError
 from zcactor.graphs.layout import RUN_BITS
+from zcactor.graphs.service import GraphService
 from zcactor.graphs.values import PLAIN, Outcome
 from zcactor.rpc.messages import Status
+from zcactor.rpc.services import Services
 
 
 @pytest.fixture
@@ -75,3 +77,15 @@ async def test_a_value_that_comes_twice(node: Any) -> None:
     await last.open()
     assert await run(2) == 3
     await run.close()
+
+
+@pytest.mark.parametrize("method", [GraphService.forget, GraphService.noted])
+async def test_a_message_that_cannot_be_taken_gets_no_answer_as_any_other(node: Any, method: Any) -> None:
+    """An answer would end the connection: nobody waits for one."""
+    actor: Any = await Node.spawn()
+    assert await actor.add(1) == 2
+    requests, session = node.process.requests, node.process.sessions.used[actor._remote.location[0]]
+    requests.send(session, method, (Opened(KeyError),))
+    requests.send(session, method, (1, 2, 3, 4))
+    assert await requests.ask(session, Services.ping) and session.closed is None
+    assert not session.pending

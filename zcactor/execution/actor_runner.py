@@ -358,7 +358,7 @@ class ActorRunner:
                         answered = result is NO_ANSWER or session.wire.answer(call_id, result)
                     except BaseException as error:
                         incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
-                        self._answers.failure(incoming, error)
+                        self._inline_failed(incoming, error)
                         return
                     if not answered:
                         incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
@@ -437,9 +437,17 @@ class ActorRunner:
             incoming.payload = b""
             del args, kwargs
         except BaseException as error:
-            self._answers.failure(incoming, error)
+            self._inline_failed(incoming, error)
         else:
             self._answer_inline(incoming, result)
+
+    def _inline_failed(self, incoming: Incoming, error: BaseException) -> None:
+        """Answer with an exception; where the caller expects no answer, log it."""
+        if self._is_system and incoming.code >= FIRST_SILENT:
+            incoming.session.incoming.pop(incoming.id, None)
+            log_failure(f"a message of a peer was refused: {self.interface.methods[incoming.code].name}", error)
+        else:
+            self._answers.failure(incoming, error)
 
     def _answer_inline(self, incoming: Incoming, result: Any) -> None:
         try:

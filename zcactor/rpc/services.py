@@ -14,10 +14,8 @@ from contextvars import ContextVar
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from zcactor.errors import ProtocolError
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface, MethodKind, MethodSpec
-from zcactor.logs import logger
 from zcactor.rpc.incoming import NO_ANSWER
 
 if TYPE_CHECKING:
@@ -148,10 +146,7 @@ class Services:
 
 def _silently(take: Callable[..., object]) -> Callable[..., object]:
     def taken(*args: object) -> object:
-        try:
-            take(*args)
-        except ProtocolError:
-            logger.exception("a message of a peer was refused")
+        take(*args)
         return NO_ANSWER
 
     return taken
