@@ -1,4 +1,5 @@
-"""Graphs that are written down: options, inputs and outputs, and the graphs that cannot be compiled."""
+"""Graphs that are written down: options, inputs and outputs, the graphs that cannot be compiled, and failures without
+room for them."""
 
 from __future__ import annotations
 
@@ -97,3 +98,45 @@ async def test_without_a_runtime() -> None:
         async with zc.graph() as g:
             g.output(g.input())
             await g.compile()
+
+
+@zc.actor
+class Bearer:
+    """An actor that raises arrays, in a process whose store can be filled."""
+
+    def __init__(self) -> None:
+        self.held: list[Any] = []
+
+    def bears(self, nbytes: int) -> None:
+        """Raise an array and a text."""
+        raise ValueError(np.ones(nbytes, np.uint8), "x" * nbytes)
+
+    def same(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def fill(self) -> None:
+        """Fill the store of this process."""
+        nbytes = 32 << 20
+        while nbytes > 64:
+            try:
+                self.held.append(zc.empty(nbytes, np.uint8))
+            except zc.OutOfMemory:
+                nbytes //= 2
+
+
+@pytest.mark.parametrize("nbytes", [8 << 10, 16_000, 16_300, 64 << 10, 1 << 20])
+async def test_a_failure_that_does_not_fit_on_its_way_is_answered_by_another(nbytes: int) -> None:
+    """The run fails, and the connections and the actors stay."""
+    async with asyncio.timeout(20), zc.init(transports=("tcp",), num_cpus=2, store_capacity=64 << 20):
+        first: Any = await Bearer.spawn()
+        full: Any = await Bearer.spawn()
+        async with zc.graph() as g:
+            g.output(full.same.bind(first.bears.bind(g.input())))
+        run = await g.compile()
+        await full.fill()
+        for _ in range(3):
+            with pytest.raises((zc.OutOfMemory, ValueError, zc.RemoteError)):
+                await run(nbytes)
+        assert await full.same(1) == await first.same(1) == 1
+        await run.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVarTuple
 
 from numpy import ndarray
 
-from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
 from zcactor.graphs.layout import RUN_BITS
 from zcactor.graphs.service import GraphService
 from zcactor.graphs.values import PLAIN, Courier, Outcome, argument
@@ -256,9 +256,7 @@ class Share:
             del duty.gathered[run]
             duty.next += 1
             failure = next((found[number] for number in duty.needs if found[number].failed), None)
-            if failure is not None:
-                self._pass_on(duty.number << RUN_BITS | run, failure, ())
-            else:
+            if failure is None or not self._pass_on(duty.number << RUN_BITS | run, failure, []):
                 self._start(duty, run, found)
 
     def _start(self, duty: Duty, run: int, found: Mapping[int, Outcome]) -> None:
@@ -324,7 +322,11 @@ class Share:
     def answered_otherwise(self, incoming: Incoming, outcome: Outcome) -> None:
         """Take the failure of a method, and send it on. Any thread may call this."""
         if self.open.pop(incoming.id, None) is not None and not self.broken:
-            self._on_loop(partial(self._pass_on, incoming.id, outcome, self._served.pop(incoming.id, ())))
+            self._on_loop(partial(self._fail_here, incoming, outcome, self._served.pop(incoming.id, [])))
+
+    def _fail_here(self, incoming: Incoming, outcome: Outcome, served: list[bytes]) -> None:
+        if not self._pass_on(incoming.id, outcome, served):
+            self.tell_broken(incoming.host.label, "its failure could not be sent", died=False)
 
     def _on_loop(self, function: Callable[[], None]) -> None:
         if threading.get_ident() == self.process.thread:
@@ -332,22 +334,32 @@ class Share:
         else:
             self.process.loop.call_soon_threadsafe(function)
 
-    def _pass_on(self, key: int, outcome: Outcome, served: Sequence[bytes]) -> None:
-        """Send the failure of a node to all that take its value and have not got it."""
+    def _pass_on(self, key: int, outcome: Outcome, served: list[bytes]) -> bool:
+        """Send the failure of a node to all that take its value and have not got it, and count these as served.
+
+        Returns:
+            False where something in the failure is not here, an array that had no room for example: the others have to
+            get another failure.
+        """
         number, run = key >> RUN_BITS, key & _RUN
         if outcome.status in _GONE:
             self.tell_broken(self._duties[number].host.label, _GONE[outcome.status], died=True)
-            return
+            return True
         for target in self.targets[number]:
             if target in served:
                 continue
+            session = self.process.sessions.used.get(target)
             if target == self.process.process:
                 self.process.loop.call_soon(self.failed, number, run, outcome)
-                continue
-            session = self.process.sessions.used.get(target)
-            if session is not None and session.closed is None:
+            elif session is not None and session.closed is None:
                 packed = Packed(outcome.payload, outcome.parts, outcome.flags, outcome.status)
-                self.process.requests.send(session, GraphService.failed, (self.key, number, run, packed))
+                try:
+                    self.process.requests.send(session, GraphService.failed, (self.key, number, run, packed))
+                except (ZcactorError, OSError):
+                    self._served[key] = served
+                    return False
+            served.append(target)
+        return True
 
     def failed(self, number: int, run: int, outcome: Outcome) -> None:
         """Take the failure of a node. Raises as `arrived`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, overload
 
 from zcactor.api.future import ObjectRef
 from zcactor.errors import ConnectionLost, RemoteError, ZcactorError, remote_of
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["Requests"]
+
+_AROUND: Final = 512
+"""Bytes that the arguments of a request need beside a packed value among them: one that a frame may carry goes in the
+frame. Frames have room for more (`zcactor.transport.frames.max_frame_for`)."""
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -77,7 +81,7 @@ class Requests:
         try:
             if session.wire.call(call, SYSTEM_INDEX, number, args):
                 return call
-            payload, parts, flags = self._marshaller.pack_call(args, {}, session.connection.eager_limit)
+            payload, parts, flags = self._marshaller.pack_call(args, {}, session.connection.eager_limit + _AROUND)
             session.send_call(call, SYSTEM_INDEX, number, flags, 0, payload, parts)
         except ConnectionLost:
             return None
