@@ -114,8 +114,8 @@ class Config:
             imported, and asyncio's own otherwise; ``"uvloop"`` and ``"asyncio"`` take that one.
         address: ``"host:port"`` of the cluster to join as a driver, several of them with commas between them, or the
             ``etcd://`` URL of its heads; None starts an embedded node.
-        namespace: the namespace of this program's actor names. Programs with different namespaces do not see each
-            other's names.
+        namespace: the namespace of this program's actor names, 1 to 1,000 characters. Programs with different
+            namespaces do not see each other's names.
         num_cpus: CPUs that this node offers to actors that ask for CPUs; None counts the CPUs that this process may run
             on, and no more than the quota of its control groups pays for, rounded up.
         num_gpus: GPUs that this node offers, the first ones of those that it sees; None offers all.

@@ -14,6 +14,7 @@ from zcactor.exception_pickling import hides
 
 __tracebackhide__ = hides
 __all__ = [
+    "LONGEST_NAME",
     "ActorDeclaration",
     "ActorSpec",
     "CallOptions",
@@ -26,8 +27,12 @@ __all__ = [
     "checked_seconds",
 ]
 
+LONGEST_NAME: Final = 1_000
+"""Characters of a name, at most: names stand in messages, and in each entry of the head's log about an actor."""
 _MOST: Final = (1 << 63) - 1
 """The greatest integer that processes tell each other."""
+_SHOWN: Final = 200
+"""Characters of a wrong value that a message shows: a peer may send one of any length."""
 
 
 class SpawnOptions(TypedDict, total=False):
@@ -150,12 +155,19 @@ class ActorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         """The result of `plain`, from a peer.
 
         Raises:
-            ProtocolError: `plain` has another form.
+            ProtocolError: `plain` has another form, or an option has a value that its spawner could not have given; the
+                message names both.
         """
         try:
-            return msgspec.convert(plain, cls)
-        except msgspec.ValidationError as error:
+            spec = msgspec.convert(plain, cls)
+            options = spec.plain()
+            for name, check in _DECLARATION.items():
+                if name in options:
+                    _checked(f"option {name!r}", name, check, options[name])
+            check_together("in one spawn", options)
+        except (msgspec.ValidationError, TypeError, ValueError) as error:
             raise ProtocolError(f"the options of an actor are malformed: {error}") from error
+        return spec
 
 
 def checked_seconds(timeout: Any, what: str) -> float | None:
@@ -192,12 +204,23 @@ def _is_count(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _is_map(value: Any, good: Callable[[Any], bool]) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(k, str) and good(v) for k, v in value.items())
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_NAME
 
 
 _Check = tuple[str, Callable[[Any], bool]]
-_NAME: _Check = ("a non-empty str or None", lambda v: v is None or (isinstance(v, str) and v != ""))
+
+
+def _map_to(expected: str, good: Callable[[Any], bool]) -> _Check:
+    def is_one(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(_is_name(k) and good(v) for k, v in value.items())
+
+    return f"a mapping of str, of {LONGEST_NAME:,} characters at most, to {expected}", is_one
+
+
+_NAME: _Check = (
+    f"a str of 1 to {LONGEST_NAME:,} characters, or None", lambda v: v is None or (_is_name(v) and v != ""),
+)  # fmt: skip
 _SPAWN: dict[str, _Check] = {
     "name": _NAME,
     "namespace": _NAME,
@@ -205,18 +228,18 @@ _SPAWN: dict[str, _Check] = {
     "lifetime": ("'owned' or 'detached'", lambda v: v in ("owned", "detached")),
     "num_cpus": ("a finite number >= 0", _is_number),
     "num_gpus": ("a finite number >= 0", _is_number),
-    "resources": ("a mapping of str to finite numbers >= 0", lambda v: _is_map(v, _is_number)),
+    "resources": _map_to("finite numbers >= 0", _is_number),
     "node": _NAME,
     "process": ("'own' or 'shared'", lambda v: v in ("own", "shared")),
     "max_concurrency": ("an int >= 1", lambda v: _is_count(v, 1)),
     "max_pending_calls": ("an int >= 1", lambda v: _is_count(v, 1)),
     "max_restarts": ("an int >= -1", lambda v: _is_count(v, -1)),
     "max_retries": ("an int >= 0", _is_count),
-    "env": ("a mapping of str to str", lambda v: _is_map(v, lambda x: isinstance(x, str))),
+    "env": _map_to("str", lambda v: isinstance(v, str)),
     "on_hang": ("'none' or 'kill'", lambda v: v in ("none", "kill")),
 }
 _DECLARATION: dict[str, _Check] = _SPAWN | {
-    "concurrency_groups": ("a mapping of str to ints >= 1", lambda v: _is_map(v, lambda x: _is_count(x, 1))),
+    "concurrency_groups": _map_to("ints >= 1", lambda v: _is_count(v, 1)),
 }
 _CALL: dict[str, _Check] = {
     "timeout": ("seconds > 0 or None", lambda v: v is None or (_is_number(v) and v > 0)),
@@ -224,7 +247,7 @@ _CALL: dict[str, _Check] = {
     "idempotent": ("a bool", lambda v: isinstance(v, bool)),
 }
 _METHOD: dict[str, _Check] = _CALL | {
-    "concurrency_group": ("a non-empty str", lambda v: isinstance(v, str) and v != ""),
+    "concurrency_group": (f"a str of 1 to {LONGEST_NAME:,} characters", lambda v: _is_name(v) and v != ""),
     "inline": ("a bool", lambda v: isinstance(v, bool)),
 }
 _TABLES = {"spawn": _SPAWN, "declaration": _DECLARATION, "call": _CALL, "method": _METHOD}
@@ -239,18 +262,23 @@ def accepted(table: str) -> Mapping[str, str]:
     return {name: expected for name, (expected, _) in _TABLES[table].items()}
 
 
-def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
+def check_options(table: str, where: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Check the names of `options` and the types of their values.
 
     Args:
         table: ``"spawn"``, ``"declaration"``, ``"call"`` or ``"method"``.
         where: the place that the error names, for instance ``"Shard.options"``.
 
+    Returns:
+        The options with values of Python's own types. Each value was read once: a mapping of the caller's may give
+        other items at another time.
+
     Raises:
         TypeError: an unknown option, or a value of the wrong type. The message lists all options, and the closest one.
         ValueError: a value that no other process can be told, or variables that no process can have.
     """
     known = _TABLES[table]
+    checked: dict[str, Any] = {}
     for name, value in options.items():
         check = known.get(name)
         if check is None:
@@ -259,17 +287,32 @@ def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else "."
             raise TypeError(f"{where}: unknown option {name!r}{hint} Valid options: {', '.join(known)}")
-        expected, good = check
-        if not good(value):
-            raise TypeError(
-                f"{where}: option {name!r} must be {expected}, got {value!r} ({type(value).__name__}). "
-                f"Valid options: {', '.join(known)}"
-            )
-        what = f"{where}: option {name!r}"
-        if name != "timeout":  # a deadline that never comes is not sent
-            check_can_be_sent(what, value)
-        if name == "env":
-            _check_variables(what, value)
+        try:
+            checked[name] = _checked(f"{where}: option {name!r}", name, check, value)
+        except TypeError as error:
+            raise TypeError(f"{error}. Valid options: {', '.join(known)}") from None
+    return checked
+
+
+def _checked(what: str, name: str, check: _Check, value: Any) -> Any:
+    """The value of an option as one of Python's own types.
+
+    Raises:
+        TypeError: it has the wrong type, or lies outside of the limits.
+        ValueError: no other process can be told it, or no process can have such variables.
+    """
+    expected, good = check
+    own = _exact(value)
+    if not good(own):
+        shown = repr(own)
+        if len(shown) > _SHOWN:
+            shown = f"{shown[:_SHOWN]}... ({len(shown):,} characters)"
+        raise TypeError(f"{what} must be {expected}, got {shown} ({type(value).__name__})")
+    if name != "timeout":  # a deadline that never comes is not sent
+        check_can_be_sent(what, own)
+    if name == "env":
+        _check_variables(what, own)
+    return own
 
 
 def check_can_be_sent(what: str, value: Any) -> None:

@@ -297,6 +297,8 @@ async def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ({"address": "127.0.0.1:1", "token": "secret"}, zc.AuthenticationError, "64 hexadecimal digits"),
         ({"address": "127.0.0.1:1"}, zc.AuthenticationError, "the cluster's token is needed"),
         ({"address": "127.0.0.1:1", "num_cpus": 1}, ValueError, "give them to zcactor start"),
+        ({"namespace": "n" * 1001}, ValueError, "namespace must have 1 to 1,000 characters, and it has 1,001"),
+        ({"namespace": ""}, ValueError, "namespace must have 1 to 1,000 characters, and it has 0"),
     ]
     for arguments, kind, match in bad:
         with pytest.raises(kind, match=match):

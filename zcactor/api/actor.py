@@ -103,7 +103,7 @@ def method(function: Any = None, /, **options: Any) -> Any:
             for a coroutine function or a generator function.
         ValueError: two options contradict each other, or a value cannot be sent.
     """
-    check_options("method", "zc.method", options)
+    options = check_options("method", "zc.method", options)
     check_together("zc.method", options)
 
     def mark(target: Any) -> Any:
@@ -118,7 +118,7 @@ def method(function: Any = None, /, **options: Any) -> Any:
             raise TypeError(
                 f"{plain.__qualname__}: inline=True is for plain methods, not for coroutines and generators"
             )
-        setattr(plain, MARK, dict(options))
+        setattr(plain, MARK, options)
         return target
 
     return mark if function is None else mark(function)
@@ -138,8 +138,8 @@ class ActorOptions(Generic[P, T_co]):
     def options(self, **options: Unpack[SpawnOptions]) -> ActorOptions[P, T_co]:
         """Return a new object with these options added, or in place of the same ones. Arguments and exceptions as for
         `Actor.options`."""
-        check_options("spawn", f"{shown(self._cls.__name__)}.options", options)
-        return ActorOptions(self._cls, {**self._options, **options})
+        checked = check_options("spawn", f"{shown(self._cls.__name__)}.options", options)
+        return ActorOptions(self._cls, {**self._options, **checked})
 
     def __repr__(self) -> str:
         return f"<{shown(self._cls.__name__)} with options {self._options}>"
@@ -207,8 +207,7 @@ def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, 
 
 def _options_class(cls: Any, /, **options: Any) -> Any:
     """Give the actors of this class options; see `zcactor.Actor.options`."""
-    check_options("spawn", f"{shown(cls.__name__)}.options", options)
-    return ActorOptions(cls, options)
+    return ActorOptions(cls, check_options("spawn", f"{shown(cls.__name__)}.options", options))
 
 
 _ADDED = {"spawn": _spawn_class, "options": _options_class}  # the class methods that `@zc.actor` adds to a class
@@ -240,8 +239,7 @@ class Actor:
             ValueError: a text with a lone surrogate, an integer of 2^63 or more, or a variable in ``env`` that no
                 process can have.
         """
-        check_options("spawn", f"{shown(cls.__name__)}.options", options)
-        return ActorOptions(cls, options)
+        return ActorOptions(cls, check_options("spawn", f"{shown(cls.__name__)}.options", options))
 
 
 class ActorDecorator(Protocol):
@@ -281,7 +279,7 @@ def actor(cls: Any = None, /, **options: Any) -> Any:
             class has a ``spawn`` or ``options`` of its own. The class is unchanged then.
         ValueError: as for `Actor.options`.
     """
-    check_options("declaration", "zc.actor", options)
+    options = check_options("declaration", "zc.actor", options)
 
     def declare(target: Any) -> Any:
         if not isinstance(target, type):

@@ -120,8 +120,8 @@ class RemoteMethod:
             TypeError: an unknown option or a value of the wrong type.
             ValueError: ``retries`` without ``idempotent=True``.
         """
-        check_options("call", f"{self._spec.label}.options", options)
-        return type(self)(self._actor, self._spec, {**self._options, **options})
+        checked = check_options("call", f"{self._spec.label}.options", options)
+        return type(self)(self._actor, self._spec, {**self._options, **checked})
 
     @property
     def __name__(self) -> str:

@@ -40,7 +40,7 @@ from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
-from zcactor.options import check_can_be_sent
+from zcactor.options import LONGEST_NAME, check_can_be_sent
 from zcactor.process import context
 from zcactor.process.cluster import MembershipService
 from zcactor.process.epochs import Deposed
@@ -247,6 +247,10 @@ async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Runt
     open_standard()
     check_calls()
     config, sources = load_config(arguments)
+    if not 1 <= len(config.namespace) <= LONGEST_NAME:
+        raise ValueError(
+            f"zc.init: namespace must have 1 to {LONGEST_NAME:,} characters, and it has {len(config.namespace):,}"
+        )
     _starting = True
     try:
         if config.address is None:
