@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,15 @@ import uvloop
 
 import zcactor as zc
 from tests.collectives.gpu_ranks import GpuRank, gpu_ranks, running
+from tests.device.helpers import array_on, seen
 from zcactor.collectives.gpu_exchange import GpuExchange, GpuOutcome
+from zcactor.collectives.gpu_operations import AllReduceOnGpus
+from zcactor.collectives.gpu_sources import GpuInput
+from zcactor.collectives.nccl import Element
+from zcactor.device.driver import GpuDriver
+from zcactor.device.fake import FakeGpuDriver
+from zcactor.device.memory import GpuMemory
+from zcactor.device.store import DeviceStore
 from zcactor.errors import ProtocolError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -214,6 +222,73 @@ async def test_a_reader_that_asks_first_sees_the_loss_of_work_that_the_loop_does
     assert not outcome.is_lost()
     group.is_aborted = True
     assert (outcome.is_lost(), outcome.is_lost(), outcome.done()) == (True, True, False)
+
+
+class WatchedDriver(FakeGpuDriver):
+    """Fake GPUs that let a reader look before each record of an event."""
+
+    look: Callable[[], None] | None = None
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        look, self.look = self.look, None
+        if look is not None:
+            look()
+            self.look = look
+        super().record(device, event, stream)
+
+
+class EndedGroup(BrokenGroup):
+    """The exchange of a group that is broken while NCCL works."""
+
+    def __init__(self, driver: GpuDriver) -> None:
+        self.driver = driver
+
+    def bind(self, gpu: GpuMemory) -> None:
+        pass
+
+    def all_reduce(self, source: int, target: int, count: int, element: str, op: str, stream: int) -> None:
+        """Leave what a reader must never see, as the work of an abort."""
+        self.driver.fill(0, target, bytes([9]), count, stream)
+        self.is_aborted = True
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda x: x[::2], id="rows"),
+        pytest.param(lambda x: x[::-1], id="backwards"),
+        pytest.param(lambda x: x.reshape((40, 40, 40))[::2, ::2, ::2], id="scattered"),
+    ],
+)
+async def test_a_reader_sees_the_old_elements_or_the_loss_at_any_moment(view: Callable[[Any], Any]) -> None:
+    driver = WatchedDriver()
+    store = DeviceStore(driver, None, 0, asyncio.get_running_loop())
+    out = view(array_on(store.gpu(0), np.zeros(64_000, "u1")))
+    source = array_on(store.gpu(0), np.ones(out.shape, "u1"))
+    group: Any = EndedGroup(driver)
+    process: Any = None
+    operation = AllReduceOnGpus(
+        process, process, GpuInput(source, "", [], source), Element("uint8", 1), "sum",
+        (GpuInput(out.copy(), "", [], out), out, (0, None)),
+    )  # fmt: skip
+    member: Any = SimpleNamespace(exchange=group)
+    operation.begin(member, 0)
+    looks = list[str]()
+
+    def look() -> None:
+        try:
+            looks.append("old" if not seen(out).any() else "wrong")
+        except zc.ObjectLost:
+            looks.append("lost")
+
+    driver.look = look
+    queued = operation.queue(group, store.gpu(0), 0)
+    driver.look = None
+    look()
+    assert "wrong" not in looks and looks[-1] == "lost"
+    queued.outcome.note()
+    look()
+    assert looks[-1] == "lost"
 
 
 async def test_an_array_that_is_never_computed_breaks_the_group() -> None:

@@ -19,7 +19,7 @@ from zcactor.collectives.gpu_exchange import GpuOutcome, Queued, exchange_of
 from zcactor.collectives.gpu_sources import Borrowed
 from zcactor.collectives.kinds import described
 from zcactor.collectives.operations import Collective, Publication
-from zcactor.device.array import DeviceArray, empty_array, note_written
+from zcactor.device.array import DeviceArray, copy_result, empty_array, note_written
 from zcactor.device.events import ordered
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.streams import streams
@@ -96,7 +96,7 @@ class OnGpus(Collective, ABC):
 
 def _queued(
     operation: Any, gpu: GpuMemory, stream: int, sources: Sequence[GpuInput], targets: Sequence[DeviceArray],
-    value: Any, *, writable: bool = False,
+    value: Any, outcome: GpuOutcome | None = None, *, writable: bool = False,
 ) -> Queued:  # fmt: skip
     """Note work that was queued on arrays, and make what gives the result.
 
@@ -106,10 +106,11 @@ def _queued(
         sources: the arrays that were read.
         targets: those that were written.
         value: the result; a `LibraryArray`, or a list of such ones, becomes what it stands for.
+        outcome: of the exchange; None for one that is to be made, as arrays have no other yet.
         writable: whether the caller may write to an array of ours that is the result.
     """
     moment = gpu.events.record(stream)
-    outcome = GpuOutcome(moment, exchange_of(operation.member))
+    outcome = outcome or GpuOutcome(moment, exchange_of(operation.member))
     for target in targets:
         note_written(target, moment, [outcome])
     written = {id(target.holder) for target in targets}
@@ -213,15 +214,16 @@ class AllReduceOnGpus(OnGpus):
             )  # fmt: skip
         if out is None:
             return _queued(self, gpu, stream, [source], [target], LibraryArray(target, source.library))
+        outcome = GpuOutcome(gpu.events.record(stream), exchange_of(self.member))  # type: ignore[arg-type]
         if target is not out[0].given:
-            note_written(target, gpu.events.record(stream))
+            note_written(target, outcome.moment)
             self.release()  # `out` may be the array itself
             with _on(gpu, stream):
-                out[0].given.copy_from(target)
+                copy_result(out[0].given, target, outcome)
             target = out[0].given
-        queued = _queued(self, gpu, stream, [source], [target], out[1])
+        queued = _queued(self, gpu, stream, [source], [target], out[1], outcome)
         if out[0].library:  # its library does not ask for the work on its bytes
-            queued.outcome.moment.order(gpu.index, out[2][0])
+            gpu.events.record(stream).order(gpu.index, out[2][0])
         return queued
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from zcactor.device.work import Work
 
 __all__ = [
-    "MOST_ROWS", "DeviceArray", "DeviceHolder", "Gone", "Rows", "array_over", "empty_array", "few_rows",
-    "note_written", "rows_of",
+    "MOST_ROWS", "DeviceArray", "DeviceHolder", "Gone", "Rows", "array_over", "copy_result", "empty_array",
+    "few_rows", "note_written", "rows_of",
 ]  # fmt: skip
 
 MOST_ROWS: Final = 256
@@ -429,20 +429,22 @@ class DeviceArray:
         if self._holder.readonly:
             raise ValueError(_READ_ONLY)
 
-    def _queue(self, source: DeviceArray) -> None:
+    def _queue(self, source: DeviceArray, outcomes: Sequence[Moment] = ()) -> None:
         gpu, work, stream = self._now()
         copies = few_rows(self.shape, self.strides, source.strides, self.itemsize)
         if copies is None or not gpu.driver.can_access(gpu.index, source._holder.gpu.index):
             values = np.empty(source.shape, source.dtype)
             source.copy_to_host(values)
-            self._copy_from_host(values)
+            self._copy_from_host(values, outcomes)
             return
         read = source._holder.work
         others = read.before_reading(gpu.index, stream)
+        for each in outcomes:
+            work.comes_after(each)  # before the copy, so that no reader takes its bytes for computed ones
         work.before_writing(gpu.index, stream)
         self._copy(gpu, copies, self._address, source._address, stream)
         moment = gpu.events.record(stream)
-        note_written(self, moment, others)
+        note_written(self, moment, [*outcomes, *others])
         read.has_read(moment)
 
     @staticmethod
@@ -451,7 +453,7 @@ class DeviceArray:
             to, from_ = into + rows.destination, out + rows.source
             gpu.driver.copy(gpu.index, to, from_, rows.count, rows.nbytes, rows.strides, stream)
 
-    def _copy_from_host(self, source: npt.NDArray[Any]) -> None:
+    def _copy_from_host(self, source: npt.NDArray[Any], outcomes: Sequence[Moment] = ()) -> None:
         gpu, work, stream = self._now()
         copies = few_rows(self.shape, self.strides, source.strides, self.itemsize)
         if copies is None:
@@ -460,10 +462,12 @@ class DeviceArray:
             source, copies, address = scratch, [Rows(0, 0, 1, scratch.nbytes, (0, 0))], low
         else:
             address = self._address
+        for each in outcomes:
+            work.comes_after(each)
         work.before_writing(gpu.index, stream)
         self._copy(gpu, copies, address, source.__array_interface__["data"][0], stream)
         moment = gpu.events.record(stream)
-        note_written(self, moment)
+        note_written(self, moment, outcomes)
         wait_on_host([moment])
 
     def _on_host(self, *, read: bool = True) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[Any]]:
@@ -587,6 +591,23 @@ def empty_array(gpu: GpuMemory, shape: Sequence[int], dtype: np.dtype[Any]) -> D
     view = _layout(shape, dtype)
     block = DeviceBlock(gpu, view.nbytes)
     return DeviceArray(block, block.address, view)
+
+
+def copy_result(array: DeviceArray, result: DeviceArray, outcome: Moment) -> None:
+    """Queue copying the result of an exchange; see `DeviceArray.copy_from`. From now on the array is lost where the
+    exchange is.
+
+    Args:
+        array: the array, of the same shape and dtype, over other bytes.
+        result: the result, whose own writes leave the outcome out: a loss may not fail the rank that is not at fault.
+        outcome: of the exchange.
+
+    Raises:
+        ValueError: the array is read-only.
+        DeviceError: the driver refuses.
+    """
+    array._writable()
+    array._queue(result, [outcome])
 
 
 def note_written(array: DeviceArray, moment: Moment, others: Sequence[Moment] = ()) -> None:
