@@ -10,6 +10,7 @@ owner's work may begin: the GPU waits, and nobody on the host.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from bisect import bisect_right
@@ -35,6 +36,19 @@ ALIGNMENT: Final = 256
 """Bytes to which objects are aligned, as cudaMalloc aligns them."""
 EXTENT_NBYTES: Final = 64 << 20
 """Bytes of an extent: making one takes about a millisecond, so it is to serve many objects."""
+
+
+_collecting = 0
+"""The identifier of the thread in which the garbage collector runs; 0 while it does not run."""
+
+
+def _note(phase: str, _: dict[str, int]) -> None:
+    """Note the thread in which the garbage collector begins, or that it has ended; see `gc.callbacks`."""
+    global _collecting
+    _collecting = threading.get_ident() if phase == "start" else 0
+
+
+gc.callbacks.append(_note)
 
 
 class Placed(NamedTuple):
@@ -144,6 +158,9 @@ class DeviceArena:
         if os.getpid() != self._pid:  # before the lock, which another thread may have had at the fork
             raise ForkedProcess("a forked process cannot use the GPUs of its parent: start it by spawn")
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        if _collecting == threading.get_ident():
+            extent = self._add_apart(size)
+            return Placed(extent.offset, extent.address, [])
         with self._lock:
             self._settle()
             fitting = [(extent.heap.largest_free, extent.offset, extent) for extent in self._extents]
@@ -229,31 +246,58 @@ class DeviceArena:
             else:
                 refused = None
             self._trim(0)
+        raise self._full(size, refused) from refused
+
+    def _full(self, size: int, refused: DeviceError | None) -> OutOfMemory:
         extents = self._extents
         used = sum(extent.heap.used for extent in extents)
         largest = max((extent.heap.largest_free for extent in extents), default=0)
         limit = f"device_capacity is {self._capacity:,} bytes" if self._limited else f"it has {self._total:,} bytes"
         why = refused.reason if refused is not None else limit
-        raise OutOfMemory(
-            size, used, self._capacity, largest, f"GPU {self._device}: {why}", "device_capacity"
-        ) from refused
+        return OutOfMemory(size, used, self._capacity, largest, f"GPU {self._device}: {why}", "device_capacity")
+
+    def _add_apart(self, size: int) -> _Extent:
+        """Make an extent for one object, of a finalizer that the garbage collector runs. This thread, or one that waits
+        for it, may be in the midst of another call here. So this takes no lock, and touches no other extent."""
+        driver, device, step = self._driver, self._device, self._driver.granularity
+        nbytes = -(-size // step) * step
+        if nbytes > self._room():
+            raise self._full(size, None)
+        heap = _heap(nbytes)
+        heap.allocate(size, ALIGNMENT)
+        address = driver.reserve(device, nbytes)
+        try:
+            handle = driver.create(device, nbytes)
+            try:
+                driver.map(device, address, handle, nbytes, True)
+            finally:
+                driver.release(device, handle)
+        except DeviceError as error:
+            driver.unreserve(device, address, nbytes)
+            if error.code != CudaCode.OUT_OF_MEMORY:
+                raise
+            raise self._full(size, error) from error
+        return self._append(_Extent(-1, nbytes, address, heap, is_apart=True))
+
+    def _append(self, extent: _Extent) -> _Extent:
+        # Nothing between these two steps lets the garbage collector run, or another thread.
+        extent.offset, self._next = self._next, self._next + extent.nbytes
+        self._extents.append(extent)
+        return extent
 
     def _add(self, nbytes: int) -> _Extent:
         driver, device = self._driver, self._device
         address = self._place(nbytes)
         handle = driver.create(device, nbytes)
         try:
-            heap = Heap(-1, 0)
-            heap.grow(0, nbytes)
+            heap = _heap(nbytes)
             driver.map(device, address, handle, nbytes, True)
         except (DeviceError, MemoryError):
             self._handles.append(handle)
             self._release()
             raise
         self._handles.append(handle)  # the memory lives on while it is mapped
-        extent = _Extent(self._next, nbytes, address, heap)
-        self._next += nbytes
-        self._extents.append(extent)
+        extent = self._append(_Extent(-1, nbytes, address, heap))
         self._room()
         return extent
 
@@ -268,14 +312,10 @@ class DeviceArena:
         Returns:
             Its offset in the arena.
         """
-        heap = Heap(-1, 0)
-        heap.grow(0, nbytes)
+        heap = _heap(nbytes)
         heap.allocate(nbytes, ALIGNMENT)
         with self._lock:
-            extent = _Extent(self._next, nbytes, address, heap, is_ours=False, is_apart=True)
-            self._next += nbytes
-            self._extents.append(extent)
-            return extent.offset
+            return self._append(_Extent(-1, nbytes, address, heap, is_ours=False, is_apart=True)).offset
 
     def _room(self, *, all_back: bool = False) -> int:
         """Bytes that the capacity leaves, with `all_back` once others have given back what they do not need. They hear
@@ -377,6 +417,13 @@ class DeviceArena:
                     os.close(each.fd)
                 raise
         return made
+
+
+def _heap(nbytes: int) -> Heap:
+    """The free bytes of an extent."""
+    heap = Heap(-1, 0)
+    heap.grow(0, nbytes)
+    return heap
 
 
 def _alone(_: int, __: bool) -> int:

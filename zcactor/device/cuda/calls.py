@@ -38,7 +38,7 @@ class CudaCalls:
     def __init__(self, api: Any) -> None:
         self.api: Final = api
         self.pid: Final = os.getpid()
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()  # a finalizer that makes arrays may run inside it
         self.contexts: Final[dict[int, Any]] = {}
         """The primary context of each device that was used, which other libraries of the process use, too."""
         _initialise(api)
@@ -148,7 +148,9 @@ class CudaCalls:
             with self._lock:
                 if device not in contexts:
                     with self.relaxed(call, device):
-                        contexts[device] = self.ask(call, device, "cuDevicePrimaryCtxRetain", self.devices[device])
+                        made = self.ask(call, device, "cuDevicePrimaryCtxRetain", self.devices[device])
+                        if contexts.setdefault(device, made) is not made:  # a finalizer has retained it meanwhile
+                            self.ask(call, device, "cuDevicePrimaryCtxRelease", self.devices[device])
         return contexts[device]
 
     def record_all(self, device: int, event: int) -> None:

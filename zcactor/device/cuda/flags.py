@@ -100,7 +100,7 @@ class CudaFlags:
     def __init__(self, cuda: CudaCalls) -> None:
         self._cuda: Final = cuda
         self._api: Final = cuda.api
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()  # a finalizer that makes arrays may run inside it
         self._pages: Final = EventPages("zcactor-cuda-events")
         self._exported: Final[dict[int, EventSlot]] = {}
         """The places of the last records of events of this process."""
@@ -304,11 +304,13 @@ class CudaFlags:
         """Note that a stream will read the page. A handle does not tell streams apart, so each wait has an event, which
         is used again once the wait has ended."""
         passed = self._passed.setdefault(page, [])
-        event = next((each for index, each in passed if index == device and self._has_passed(each)), None)
-        if event is None:
-            event = self._cuda.make_event("wait", device)
-            passed.append((device, event))
-        self._cuda.ask("wait", device, "cuEventRecord", event, stream)
+        found = next((each for each in passed if each[0] == device and self._has_passed(each[1])), None)
+        if found is None:
+            found = device, self._cuda.make_event("wait", device)
+        else:
+            passed.remove(found)  # a finalizer may wait meanwhile
+        self._cuda.ask("wait", device, "cuEventRecord", found[1], stream)
+        passed.append(found)
 
     def _has_passed(self, event: int) -> bool:
         """Whether the wait before an event of CUDA's has certainly ended."""

@@ -32,7 +32,7 @@ class FakeEvents:
     """The events that one process has made or opened. Any thread may use them."""
 
     def __init__(self) -> None:
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()  # a finalizer that makes arrays may run inside it
         self._pages: Final = EventPages(f"{system.NAME}-events")
         self._events: Final[dict[int, _Own | EventSlot]] = {}
         self._ended: Final[dict[int, _Own]] = {}

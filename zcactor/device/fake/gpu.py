@@ -88,7 +88,7 @@ class FakeGpuDriver:
         self._memory: Final = FakeMemory(self._options)
         self._events: Final = FakeEvents()
         self._engines: Final = [FakeEngine(index, self._options) for index in range(len(self._numbers))]
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()  # a finalizer that makes arrays may run inside it
         self._calls_left = 0 if self._options.fail not in CALLS else self._options.fail_at
         self._refusals: Final = random.Random(f"{self._options.seed}/refusals")
         self._captures: Final = random.Random(f"{self._options.seed}/captures")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_right, insort
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from zcactor.device.driver import PAGE_NBYTES, CudaCode, Refused
@@ -41,15 +41,15 @@ class _Extent:
     mapped: int = 0
 
 
-@dataclass(slots=True, order=True)
+@dataclass(slots=True)
 class _Range:
     """An extent at its addresses."""
 
     address: int
     end: int
-    extent: _Extent = field(compare=False)
-    writable: bool = field(compare=False)
-    shift: int = field(compare=False)
+    extent: _Extent
+    writable: bool
+    shift: int
     """The distance to the engine's addresses."""
 
 
@@ -62,7 +62,7 @@ class FakeMemory:
 
     def __init__(self, options: FakeOptions) -> None:
         self._options: Final = options
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()  # a finalizer that makes arrays may run inside it
         self._used = dict.fromkeys(range(options.devices), 0)
         self._handles: dict[int, _Extent] = {}
         self._next = 1
@@ -70,8 +70,10 @@ class FakeMemory:
         """For each GPU that was used a descriptor of the memory of its context."""
         self._reservations: dict[int, tuple[int, int]] = {}
         """Bytes, and distance to the engine's addresses, by the first address."""
-        self._ranges: list[_Range] = []
-        """All that is mapped, in the order of addresses."""
+        self._ranges: dict[int, _Range] = {}
+        """All that is mapped, by the first address."""
+        self._starts: list[int] = []
+        """These addresses in order. The list is replaced and never changed."""
 
     def free(self, number: int) -> int:
         """Bytes that are not allocated."""
@@ -111,7 +113,7 @@ class FakeMemory:
         """Give up a reservation."""
         with self._lock:
             known, shift = self._reservations.get(address, (0, 0))
-            if known != nbytes or any(address <= each.address < address + nbytes for each in self._ranges):
+            if known != nbytes or any(address <= each < address + nbytes for each in self._starts):
                 raise Refused(CudaCode.INVALID_VALUE, f"{address:#x} is no empty reservation of {nbytes} bytes")
             del self._reservations[address]
             system.unmapped(address, nbytes)
@@ -150,7 +152,8 @@ class FakeMemory:
             if extent.number != number and self._options.peer == "none":
                 raise Refused(CudaCode.PEER_ACCESS_UNSUPPORTED, f"GPU {number} cannot access GPU {extent.number}")
             base, (room, shift) = self._around(address)
-            taken = any(each.address < address + nbytes and address < each.end for each in self._ranges)
+            ranges = list(self._ranges.values())
+            taken = any(each.address < address + nbytes and address < each.end for each in ranges)
             if nbytes != extent.nbytes or address + nbytes > base + room or (address - base) % GRANULARITY or taken:
                 raise Refused(
                     CudaCode.INVALID_VALUE, f"{nbytes} bytes cannot be mapped at {address:#x}: it is not free, or "
@@ -161,12 +164,17 @@ class FakeMemory:
                 system.map_at(address + shift, nbytes, extent.fd, writable=writable)
             except OSError as error:
                 raise Refused(CudaCode.INVALID_VALUE, f"the system refuses: {error.strerror}") from error
-            insort(self._ranges, _Range(address, address + nbytes, extent, writable, shift))
+            self._ranges[address] = _Range(address, address + nbytes, extent, writable, shift)
+            self._sort()
             extent.mapped += 1
             return not writable
 
+    def _sort(self) -> None:
+        while len(self._starts) != len(self._ranges):  # a finalizer may have mapped more meanwhile
+            self._starts = sorted(self._ranges)
+
     def _around(self, address: int) -> tuple[int, tuple[int, int]]:
-        for base, (nbytes, shift) in self._reservations.items():
+        for base, (nbytes, shift) in list(self._reservations.items()):
             if base <= address < base + nbytes:
                 return base, (nbytes, shift)
         raise Refused(CudaCode.INVALID_VALUE, f"{address:#x} is in no reservation")
@@ -175,7 +183,8 @@ class FakeMemory:
         """Undo a mapping."""
         with self._lock:
             found = self._mapped(address, nbytes)
-            self._ranges.remove(found)
+            del self._ranges[address]
+            self._sort()
             system.anonymous(address + found.shift, nbytes)
             found.extent.mapped -= 1
             self._let_go(found.extent)
@@ -236,8 +245,10 @@ class FakeMemory:
     # ---- pointers
 
     def _at(self, address: int) -> _Range | None:
-        place = bisect_right(self._ranges, address, key=lambda each: each.address) - 1
-        return self._ranges[place] if place >= 0 and address < self._ranges[place].end else None
+        starts = self._starts
+        place = bisect_right(starts, address) - 1
+        found = self._ranges[starts[place]] if place >= 0 else None
+        return found if found is not None and address < found.end else None
 
     def owner_of(self, pointer: int) -> tuple[int, int, int] | None:
         """The number of the GPU, and the extent's address and bytes."""
@@ -253,7 +264,7 @@ class FakeMemory:
                 GPU's reach.
         """
         with self._lock:
-            if not any(base <= address < base + room for base, (room, _) in self._reservations.items()):
+            if not any(base <= address < base + room for base, (room, _) in list(self._reservations.items())):
                 return address
             at, shift = address, 0
             while at < address + nbytes:
@@ -271,7 +282,8 @@ class FakeMemory:
     def close(self) -> None:
         """Give everything back to the system. Idempotent."""
         with self._lock:
-            extents = {id(each): each for each in (*self._handles.values(), *(one.extent for one in self._ranges))}
+            mapped = (one.extent for one in self._ranges.values())
+            extents = {id(each): each for each in (*self._handles.values(), *mapped)}
             for fd in (*(each.fd for each in extents.values()), *self._contexts.values()):
                 os.close(fd)
             for address, (nbytes, shift) in self._reservations.items():
@@ -280,6 +292,7 @@ class FakeMemory:
             self._contexts.clear()
             self._handles.clear()
             self._ranges.clear()
+            self._starts = []
             self._reservations.clear()
             self._used = dict.fromkeys(self._used, 0)
 
