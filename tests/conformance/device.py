@@ -219,6 +219,26 @@ class GpuDriverSuite:
         driver.unpin(ctypes.addressof(buffer), 65536)
         assert read(driver, 0, address, 65536) == b"x" * 65536
 
+    def test_memory_is_pinned_once(self, driver: GpuDriver) -> None:
+        address = mapped(driver, 0, driver.granularity)
+        memory = mmap.mmap(-1, 4 * PAGE_NBYTES)
+        host = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        driver.pin(host, 2 * PAGE_NBYTES)
+        for low in (host, host + PAGE_NBYTES):
+            with pytest.raises(DeviceError) as caught:
+                driver.pin(low, 2 * PAGE_NBYTES)
+            assert (caught.value.code, caught.value.fatal) == (CudaCode.ALREADY_PINNED, False)
+        for low in (host, host + 2 * PAGE_NBYTES):  # pinned memory, and other memory beside it
+            memory[low - host : low - host + 5] = b"bytes"
+            driver.copy(0, address, low, 1, 2 * PAGE_NBYTES, (0, 0), 0)
+            assert read(driver, 0, address, 5) == b"bytes"
+        driver.unpin(host, 2 * PAGE_NBYTES)
+        with pytest.raises(DeviceError) as caught:
+            driver.unpin(host, 2 * PAGE_NBYTES)
+        assert caught.value.code == CudaCode.NOT_PINNED
+        driver.pin(host + PAGE_NBYTES, 3 * PAGE_NBYTES)
+        driver.unpin(host + PAGE_NBYTES, 3 * PAGE_NBYTES)
+
     # ---- other processes
 
     def test_another_process_maps_memory(self, driver: GpuDriver, peer: DevicePeer) -> None:

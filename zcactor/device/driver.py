@@ -50,6 +50,8 @@ class CudaCode(IntEnum):
     PEER_ACCESS_UNSUPPORTED = 217
     INVALID_HANDLE = 400
     ILLEGAL_ADDRESS = 700
+    ALREADY_PINNED = 712
+    NOT_PINNED = 713
     NOT_SUPPORTED = 801
     CAPTURE_UNSUPPORTED = 900
     UNKNOWN = 999
@@ -193,10 +195,21 @@ class GpuDriver(Protocol):
         """Queue writing `pattern` `count` times, one behind the other; it has as many bytes as `PATTERNS` allows."""
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Lock memory of this process in place, so that copies of it need no staging by the driver."""
+        """Lock memory of this process in place, so that copies of it need no staging by the driver. Until `unpin` the
+        GPUs use the pages that are there now, also where the system gives these addresses others. No copy, of any
+        library, may lie across an end of the memory.
+
+        Raises:
+            DeviceError: with `CudaCode.ALREADY_PINNED` where some of it is pinned; with another code where the system
+                locks no more memory.
+        """
 
     def unpin(self, address: int, nbytes: int) -> None:
-        """Undo `pin`."""
+        """Undo `pin`. All copies of the memory must be done.
+
+        Raises:
+            DeviceError: with `CudaCode.NOT_PINNED` where no pinned memory begins there.
+        """
 
     def dma_buf(self, device: int, address: int, nbytes: int) -> int:
         """A descriptor (dma-buf) by which a network card registers an extent that is mapped. It belongs to the caller,

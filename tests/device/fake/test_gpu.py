@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.device_peer import DevicePeer, finish, map_anew, mapped, read, write
+from tests.device.cuda.stand_in import opened_cuda
 from tests.device.helpers import NEVER, held, settle
-from zcactor.device.driver import CudaCode
-from zcactor.device.fake import FakeGpuDriver, host_uuids
+from zcactor.device.driver import PAGE_NBYTES, CudaCode, GpuDriver
+from zcactor.device.fake import FakeGpuDriver, host_uuids, system
 from zcactor.device.fake.gpu import CALLS
 from zcactor.errors import DeviceError, DeviceUnavailable
 
@@ -243,6 +244,81 @@ def test_unequal_options() -> None:
         driver.open_event(0, bytes(64))
     with pytest.raises(ValueError, match="its options are"):
         FakeGpuDriver("fail=close")
+
+
+PAGES = 4 * PAGE_NBYTES
+
+
+def shared_pages(value: bytes) -> tuple[int, int]:
+    """Pages of shared memory that have one value in all bytes. Returns their descriptor, and their address."""
+    fd, address = os.memfd_create("pages"), system.reserved(PAGES)
+    os.pwrite(fd, value * PAGES, 0)
+    system.map_at(address, PAGES, fd, writable=True)
+    return fd, address
+
+
+@pytest.mark.parametrize("opener", [FakeGpuDriver, opened_cuda])
+def test_a_copy_across_an_end_of_pinned_memory_is_refused(opener: Callable[[], GpuDriver]) -> None:
+    driver = opener()
+    address, (fd, host) = mapped(driver, 0, NBYTES), shared_pages(b"p")
+    os.close(fd)
+    driver.pin(host + PAGE_NBYTES, PAGE_NBYTES)
+    for low, rows, stride in ((0, 1, PAGE_NBYTES), (PAGE_NBYTES, 1, PAGE_NBYTES), (0, 2, 2 * PAGE_NBYTES)):
+        for into, out in ((address, host + low), (host + low, address)):
+            with pytest.raises(DeviceError) as caught:
+                driver.copy(0, into, out, rows, PAGE_NBYTES + (rows == 1), (stride, stride), 0)
+            assert (caught.value.code, caught.value.fatal) == (CudaCode.INVALID_VALUE, False)
+    for low in range(0, PAGES, PAGE_NBYTES):  # each page is pinned as a whole, or not at all
+        driver.copy(0, address + low, host + low, 1, PAGE_NBYTES, (0, 0), 0)
+    assert read(driver, 0, address, PAGES) == b"p" * PAGES
+    driver.unpin(host + PAGE_NBYTES, PAGE_NBYTES)
+    driver.copy(0, address, host, 1, PAGES, (0, 0), 0)
+    finish(driver, 0)
+
+
+def test_the_gpu_uses_the_pages_that_were_pinned() -> None:
+    driver = FakeGpuDriver()
+    address, (fd, host) = mapped(driver, 0, NBYTES), shared_pages(b"o")
+    driver.pin(host, PAGES)
+    other, _ = shared_pages(b"n")
+    system.map_at(host, PAGES, other, writable=True)  # a fork gives the parent's memory other pages, too
+    driver.copy(0, address, host, 1, PAGES, (0, 0), 0)
+    assert read(driver, 0, address, PAGES) == b"o" * PAGES
+    driver.fill(0, address, b"g", PAGES, 0)
+    driver.copy(0, host, address, 1, PAGES, (0, 0), 0)
+    finish(driver, 0)
+    assert (ctypes.string_at(host, 1), os.pread(fd, 1, 0)) == (b"n", b"g")
+    driver.unpin(host, PAGES)
+    driver.copy(0, address, host, 1, PAGES, (0, 0), 0)
+    assert read(driver, 0, address, PAGES) == b"n" * PAGES
+    os.close(fd)
+    os.close(other)
+
+
+def test_memory_that_is_unpinned_before_its_copy_breaks_the_context() -> None:
+    driver = FakeGpuDriver()
+    address, (fd, host) = mapped(driver, 0, NBYTES), shared_pages(b"p")
+    os.close(fd)
+    driver.pin(host, PAGES)
+    with held(driver):
+        driver.copy(0, address, host, 1, PAGES, (0, 0), 0)
+        driver.unpin(host, PAGES)
+    with pytest.raises(DeviceError) as caught:
+        finish(driver, 0)
+    assert (caught.value.code, caught.value.fatal) == (CudaCode.ILLEGAL_ADDRESS, True)
+
+
+def test_bytes_of_the_host_are_counted_as_pinned_or_not() -> None:
+    driver = FakeGpuDriver()
+    address, (fd, host) = mapped(driver, 0, NBYTES), shared_pages(b"p")
+    os.close(fd)
+    driver.copy(0, address, host, 1, 100, (0, 0), 0)
+    driver.copy(0, address + PAGES, address, 1, 100, (0, 0), 0)
+    finish(driver, 0)
+    driver.pin(host, PAGES)
+    driver.copy(0, host, address, 1, 30, (0, 0), 0)
+    finish(driver, 0)
+    assert driver.copied == {"pageable": 100, "pinned": 30}
 
 
 def test_arguments_that_are_refused() -> None:

@@ -33,6 +33,7 @@ from zcactor.device.visible import visible
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
@@ -219,10 +220,11 @@ class FakeGpuDriver:
                 strides = row_nbytes, row_nbytes
             memory, number = self._memory, self._numbers[device]
             into, outof = ((rows - 1) * stride + row_nbytes for stride in strides)
+            of_host = memory.pinned(destination, into), memory.pinned(source, outof)
 
             def run() -> None:
-                write = memory.engines(number, destination, into, write=True)
-                read = memory.engines(number, source, outof, write=False)
+                write = memory.engines(number, destination, into, write=True, pinned=of_host[0])
+                read = memory.engines(number, source, outof, write=False, pinned=of_host[1])
                 if into == outof == rows * row_nbytes:
                     ctypes.memmove(write, read, into)
                 else:
@@ -251,13 +253,11 @@ class FakeGpuDriver:
 
     def pin(self, address: int, nbytes: int) -> None:
         with self._call("pin"):
-            if not address or nbytes <= 0:
-                raise Refused(CudaCode.INVALID_VALUE, f"{nbytes} bytes at {address:#x}")
+            self._memory.pin(address, nbytes)
 
     def unpin(self, address: int, nbytes: int) -> None:
         with self._call("unpin"):
-            if not address or nbytes <= 0:
-                raise Refused(CudaCode.INVALID_VALUE, f"{nbytes} bytes at {address:#x}")
+            self._memory.unpin(address)
 
     def dma_buf(self, device: int, address: int, nbytes: int) -> int:
         with self._call("dma_buf", device):
@@ -381,6 +381,11 @@ class FakeGpuDriver:
             return self._events.is_lost(event)
 
     # ---- for tests
+
+    @property
+    def copied(self) -> Counter[str]:
+        """Bytes of the host that were copied, as pinned memory and as other (``pageable``)."""
+        return self._memory.copied
 
     def hold(self, device: int, stream: int, until: Callable[[], bool]) -> None:
         """Begin nothing on a stream until a function is true: a test holds work back for certain, where the option

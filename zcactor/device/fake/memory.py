@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +54,20 @@ class _Range:
     """The distance to the engine's addresses."""
 
 
+@dataclass(slots=True, eq=False)
+class _Pinned:
+    """Pinned memory of the host."""
+
+    address: int
+    nbytes: int
+    low: int
+    """The beginning of its first page."""
+    high: int
+    """The end of its last page."""
+    again: int | None
+    """The address at which its pages are mapped again, as the GPUs go on using them; None for private memory."""
+
+
 class FakeMemory:
     """The memory of all GPUs that one process sees. Any thread may use it.
 
@@ -74,6 +89,9 @@ class FakeMemory:
         """All that is mapped, by the first address."""
         self._starts: list[int] = []
         """These addresses in order. The list is replaced and never changed."""
+        self._pinned: dict[int, _Pinned] = {}
+        self.copied: Final[Counter[str]] = Counter()
+        """Bytes of the host that were copied, as pinned memory and as other (``pageable``)."""
 
     def free(self, number: int) -> int:
         """Bytes that are not allocated."""
@@ -256,15 +274,66 @@ class FakeMemory:
             found = self._at(pointer)
             return None if found is None else (found.extent.number, found.address, found.end - found.address)
 
-    def engines(self, number: int, address: int, nbytes: int, *, write: bool) -> int:
-        """The engine's pointer for bytes that a GPU is to read or write; pointers of the host stay as they are.
+    def pin(self, address: int, nbytes: int) -> None:
+        """Pin memory of the host."""
+        if not address or nbytes <= 0:
+            raise Refused(CudaCode.INVALID_VALUE, f"{nbytes} bytes at {address:#x}")
+        low, high = address & -PAGE_NBYTES, (address + nbytes + PAGE_NBYTES - 1) & -PAGE_NBYTES
+        with self._lock:
+            if any(each.low < high and low < each.high for each in list(self._pinned.values())):
+                raise Refused(CudaCode.ALREADY_PINNED, f"pages of {nbytes} bytes at {address:#x} are pinned")
+            again = system.mapped_again(low, high - low)
+            self._pinned[address] = _Pinned(address, nbytes, low, high, again)
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+        with self._lock:
+            found = self._pinned.pop(address, None)
+            if found is None:
+                raise Refused(CudaCode.NOT_PINNED, f"no pinned memory begins at {address:#x}")
+            if found.again is not None:
+                system.unmapped(found.again, found.high - found.low)
+
+    def pinned(self, address: int, nbytes: int) -> _Pinned | None:
+        """The pinned memory that bytes lie in, which a copy is to read or write; None for other bytes.
+
+        Raises:
+            Refused: with `CudaCode.INVALID_VALUE` where they lie across an end of pinned memory.
+        """
+        with self._lock:
+            if self._is_device(address):
+                return None
+            for each in list(self._pinned.values()):
+                low, high = each.address, each.address + each.nbytes
+                if low <= address and address + nbytes <= high:
+                    self.copied["pinned"] += nbytes
+                    return each
+                if low < address + nbytes and address < high:
+                    raise Refused(
+                        CudaCode.INVALID_VALUE, f"{nbytes} bytes at {address:#x} are pinned in part only"
+                    )  # fmt: skip
+            self.copied["pageable"] += nbytes
+            return None
+
+    def _is_device(self, address: int) -> bool:
+        return any(base <= address < base + room for base, (room, _) in list(self._reservations.items()))
+
+    def engines(
+        self, number: int, address: int, nbytes: int, *, write: bool, pinned: _Pinned | None = None
+    ) -> int:  # fmt: skip
+        """The engine's pointer for bytes that a GPU is to read or write. Those of the host that are not pinned stay as
+        they are.
 
         Raises:
             Refused: with `CudaCode.ILLEGAL_ADDRESS` where a byte is not mapped, may not be written, is out of the
-                GPU's reach.
+                GPU's reach, or is not pinned any more.
         """
         with self._lock:
-            if not any(base <= address < base + room for base, (room, _) in list(self._reservations.items())):
+            if pinned is not None:
+                if self._pinned.get(pinned.address) is not pinned:
+                    raise Refused(CudaCode.ILLEGAL_ADDRESS, f"{address:#x} was unpinned before it was copied")
+                return address if pinned.again is None else pinned.again + address - pinned.low
+            if not self._is_device(address):
                 return address
             at, shift = address, 0
             while at < address + nbytes:
@@ -289,6 +358,8 @@ class FakeMemory:
             for address, (nbytes, shift) in self._reservations.items():
                 system.unmapped(address, nbytes)
                 system.unmapped(address + shift, nbytes)
+            for each in list(self._pinned):
+                self.unpin(each)
             self._contexts.clear()
             self._handles.clear()
             self._ranges.clear()

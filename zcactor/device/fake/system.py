@@ -12,19 +12,22 @@ from typing import Final
 
 from zcactor.device.sealed import sealed_memory
 
-__all__ = ["NAME", "anonymous", "extent", "map_at", "number_of", "reserved", "taken", "unmapped"]
+__all__ = ["NAME", "anonymous", "extent", "map_at", "mapped_again", "number_of", "reserved", "taken", "unmapped"]
 
 NAME: Final = "zcactor-gpu"
 """The memfds of device memory are called this and the number of the GPU; ``/proc/PID/maps`` shows it."""
 _EXTENT: Final = re.compile(rf"/memfd:{NAME}(\d+)(?:@[\w-]+)? \(deleted\)")
 _NORESERVE: Final = 0x4000  # <linux/mman.h>; Python lacks it, and MAP_FIXED
 _FIXED: Final = 0x10
+_MAY_MOVE: Final = 1
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 
 
 def _map(at: int | None, nbytes: int, access: int, kind: int, fd: int) -> int:
@@ -61,6 +64,13 @@ def anonymous(address: int, nbytes: int) -> None:
         OSError: the system refused.
     """
     _map(address, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, -1)
+
+
+def mapped_again(address: int, nbytes: int) -> int | None:
+    """Map whole pages of shared memory at further addresses, where they stay when the first ones get other pages.
+    Returns the first address; None where the pages are private, which only their own addresses lead to."""
+    found = _libc.mremap(address, 0, nbytes, _MAY_MOVE)
+    return None if found == _FAILED else int(found)
 
 
 def unmapped(address: int, nbytes: int) -> None:
