@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -94,6 +97,49 @@ async def test_an_array_that_is_larger_than_both_stores(way: str) -> None:
         await actor.keep(None)
         await given_back()
         assert zc.stats().store_used == 0
+
+
+@pytest.mark.parametrize("transports", ["local", "tcp"])
+async def test_pieces_are_pinned_and_stay_so_after_a_fork(transports: str) -> None:
+    async with running("export=none", transports=transports):
+        actor = await spawned()
+        driver: Any = current().store.devices().driver
+        values = values_of(LARGE)
+        for forked in (False, True):
+            child = os.fork() if forked else 0
+            if forked and not child:
+                signal.pause()  # it sees the pages of this moment, while it lives
+            x, before = zc.to_device(values[::-1] if forked else values), driver.copied.copy()
+            await actor.keep(x)
+            back = await actor.kept()
+            there, mapped = (
+                2 * LARGE,
+                LARGE if transports == "local" else 0,
+            )  # only its owner has pinned it
+            assert driver.copied - before == +Counter(pinned=there - mapped, pageable=mapped)
+            assert np.array_equal(zc.to_host(back), values[::-1] if forked else values)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("transports", ["local", "tcp"])
+async def test_the_loop_makes_no_copy_for_which_cuda_waits(transports: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running("export=none", transports=transports):
+        actor, loop = await spawned(), threading.get_ident()
+        driver: Any = current().store.devices().driver
+        copy, waits = driver.copy, list[int]()
+
+        def watched(*args: Any) -> None:
+            before = driver.copied["pageable"]
+            copy(*args)
+            if threading.get_ident() == loop:
+                waits.append(driver.copied["pageable"] - before)
+
+        x = zc.to_device(values_of(LARGE))
+        monkeypatch.setattr(driver, "copy", watched)
+        await actor.keep(x)
+        assert (await actor.kept()).nbytes == LARGE
+        assert len(waits) >= LARGE // PIECE_NBYTES and not any(waits)
 
 
 @pytest.mark.parametrize("transports", ["local", "tcp"])

@@ -258,10 +258,11 @@ class DevicePieces:
         async def take(piece: tuple[Session, Region], start: int) -> None:
             nbytes, target = piece[1].nbytes, block.address + start
             staged: Any = self._mapped(*piece)
-            if staged is None:
+            pinned = staged is None
+            if pinned:
                 staged = await self._host()[1].take(nbytes)
                 await self._fetch(*piece, staged.address, staged)
-            await self._copied(gpu, target, staged.address, nbytes, (block, staged))
+            await self._copied(gpu, target, staged.address, nbytes, (block, staged), pinned=pinned)
             self._copies.count(THROUGH_HOST, nbytes, begins=not start)
 
         await self._in_pieces(session, lease, take)
