@@ -109,13 +109,17 @@ async def test_a_full_store_takes_them_back(store: Store) -> None:
     assert (await made.take(1)).address == address
 
 
-async def test_memory_that_cannot_be_locked_is_used_all_the_same(store: Store) -> None:
+async def test_memory_that_cannot_be_locked_is_used_all_the_same(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     driver = Driver()
     driver.fails = True
     made = staging(store, driver)
-    block: Any = await made.take(1)
-    del block
+    blocks = [await made.take(1) for _ in range(PIECES)]
+    blocks.clear()
     assert made.give_up() and not made.nbytes
+    (told,) = [each.getMessage() for each in caplog.records if "not pinned" in each.getMessage()]
+    assert "it was told to fail" in told
 
 
 async def test_after_the_end_they_go_when_they_come_back(store: Store) -> None:

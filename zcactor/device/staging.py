@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor.errors import DeviceError, OutOfMemory, ZcactorError
+from zcactor.logs import logger
 
 if TYPE_CHECKING:
     from zcactor.device.driver import GpuDriver
@@ -48,6 +49,8 @@ class Staging:
         """Whether the driver has locked it, by the place of each piece in the arena."""
         self._lent: dict[int, ref[Any]] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._refused = False
+        """Whether the driver has refused to lock a piece, which is told once."""
         self._closed = False
         store.when_full(self.give_up)
 
@@ -97,8 +100,12 @@ class Staging:
         locked = True
         try:
             self._driver.pin(block.address, PIECE_NBYTES)
-        except DeviceError:  # copies of other memory take longer, and that is all
+        except DeviceError as error:  # copies of other memory take longer, and that is all
             locked = False
+            if not self._refused:
+                self._refused = True
+                reason = str(error)  # a record of the log that kept the error would keep the piece
+                logger.warning("pieces of arrays on GPUs are not pinned, so their copies take longer: %s", reason)
         self._made[block.offset] = locked
         return block.hold
 
