@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
-import mmap
 import os
 import random
 import statistics
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.conformance.device_peer import DevicePeer, finish, mapped, read, write
 from tools.gpu_row import Skip, require
 from zcactor.device.cuda import CudaGpuDriver
-from zcactor.device.fake import FakeGpuDriver
+from zcactor.device.fake import FakeGpuDriver, system
 from zcactor.errors import DeviceError, DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -273,13 +271,10 @@ def event_owner_dies(kind: str) -> tuple[str, dict[str, Any]]:
 
 
 def pinned_memfd(kind: str) -> tuple[str, dict[str, Any]]:
-    """Copies between the GPU and pinned shared memory, beside memory that the driver allocates for it."""
+    """Copies between the GPU and pinned shared memory, beside memory that the driver allocates; and what decision 37
+    depends on."""
     driver, nbytes = opener(kind)(), 256 * MIB
-    fd = os.memfd_create("gpu-check")
-    os.ftruncate(fd, nbytes)
-    room, device = mmap.mmap(fd, nbytes), mapped(driver, 0, nbytes)
-    os.close(fd)
-    host = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    host, device = _pages(b"", nbytes), mapped(driver, 0, nbytes)
     figures = {f"memfd, {name}, GB/s": value for name, value in _rates(driver, device, host, nbytes).items()}
     began = time.perf_counter()
     driver.pin(host, nbytes)
@@ -297,7 +292,44 @@ def pinned_memfd(kind: str) -> tuple[str, dict[str, Any]]:
         }
         with calls.current("costs", 0):
             calls.ask("costs", 0, "cuMemFreeHost", own)
-    return "GB/s", figures
+    return "GB/s", figures | _rules(driver, device)
+
+
+def _pages(value: bytes, nbytes: int, at: int | None = None) -> int:
+    """Map new shared memory, by default at addresses that are free. Returns the first."""
+    fd = os.memfd_create("gpu-check")
+    os.ftruncate(fd, nbytes)
+    os.pwrite(fd, value * nbytes, 0)
+    address = system.reserved(nbytes) if at is None else at
+    system.map_at(address, nbytes, fd, writable=True)
+    os.close(fd)
+    return address
+
+
+def _rules(driver: GpuDriver, device: int) -> dict[str, str]:
+    """The fate of copies across an end of pinned memory, and of pages that others replace while they are pinned."""
+    host, step = _pages(b"o", 2 * MIB), MIB
+
+    def tried() -> str:
+        try:
+            driver.copy(0, device, host, 1, 2 * step, (0, 0), 0)
+            finish(driver, 0)
+        except DeviceError as error:
+            return f"error {error.code}"
+        return "works"
+
+    found = {}
+    driver.pin(host, step)
+    found["a copy across an end of pinned memory"] = tried()
+    driver.pin(host + step, step)
+    found["a copy across two pinned neighbours"] = tried()
+    _pages(b"n", step, host)
+    driver.copy(0, device, host, 1, 1, (0, 0), 0)
+    seen = {b"o": "the former ones", b"n": "the new ones"}[read(driver, 0, device, 1)]
+    found["pinned pages that were replaced: the GPU reads"] = seen
+    for low in (host, host + step):
+        driver.unpin(low, step)
+    return found
 
 
 def _rates(driver: GpuDriver, device: int, host: int, nbytes: int) -> dict[str, float]:

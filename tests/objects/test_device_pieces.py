@@ -109,7 +109,7 @@ async def test_pieces_are_pinned_and_stay_so_after_a_fork(transports: str) -> No
             child = os.fork() if forked else 0
             if forked and not child:
                 signal.pause()  # it sees the pages of this moment, while it lives
-            x, before = zc.to_device(values[::-1] if forked else values), driver.copied.copy()
+            x, before = zc.gpu.to_device(values[::-1] if forked else values), driver.copied.copy()
             await actor.keep(x)
             back = await actor.kept()
             there, mapped = (
@@ -117,7 +117,7 @@ async def test_pieces_are_pinned_and_stay_so_after_a_fork(transports: str) -> No
                 LARGE if transports == "local" else 0,
             )  # only its owner has pinned it
             assert driver.copied - before == +Counter(pinned=there - mapped, pageable=mapped)
-            assert np.array_equal(zc.to_host(back), values[::-1] if forked else values)
+            assert np.array_equal(zc.gpu.to_host(back), values[::-1] if forked else values)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
@@ -135,7 +135,7 @@ async def test_the_loop_makes_no_copy_for_which_cuda_waits(transports: str, monk
             if threading.get_ident() == loop:
                 waits.append(driver.copied["pageable"] - before)
 
-        x = zc.to_device(values_of(LARGE))
+        x = zc.gpu.to_device(values_of(LARGE))
         monkeypatch.setattr(driver, "copy", watched)
         await actor.keep(x)
         assert (await actor.kept()).nbytes == LARGE

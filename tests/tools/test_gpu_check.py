@@ -25,7 +25,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def test_no_row_fails_on_the_fake_gpu(tmp_path: Path) -> None:
     # The others skip there, or write gigabytes.
     only = "facts,fd_pass,readonly_import,event_order,event_owner_dies,dma_buf,move,views,kill_reader,foreign"
-    only += ",stream_handles,given_back,standstill,pieces,many_extents,one_queue,contexts,host_copies"
+    only += ",stream_handles,given_back,standstill,pieces,many_extents,one_queue,contexts,host_copies,pinned_memfd"
     command = [sys.executable, "tools/gpu_check.py", "--driver", "fake", "--out", str(tmp_path), "--only", only]
     done = subprocess.run([*command, "--limit", "300"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,6 +35,11 @@ def test_no_row_fails_on_the_fake_gpu(tmp_path: Path) -> None:
     assert {each["check"]: each["status"] for each in found if each["status"] != "pass"} == {"foreign": "skip"}
     assert all(set(each) == {"check", "status", "seconds", "detail", "figures"} for each in found)
     assert found[0]["figures"]["exports"] is True
+    assert {name: value for name, value in found[-1]["figures"].items() if isinstance(value, str)} == {
+        "a copy across an end of pinned memory": "error 1",
+        "a copy across two pinned neighbours": "error 1",
+        "pinned pages that were replaced: the GPU reads": "the former ones",
+    }
 
 
 @pytest.mark.gpu
