@@ -17,6 +17,7 @@ from tests.actors_gpu import Box, Gpus
 from tests.descriptors import opened
 from tests.device.helpers import held
 from tests.marshal.wire import assert_same
+from zcactor.device.fake.gpu import CALLS
 from zcactor.device.imports import OpenEvent
 from zcactor.errors import ProtocolError
 from zcactor.marshal.devices import _last, unpack_device_array
@@ -415,6 +416,36 @@ async def test_a_call_that_breaks_the_context_is_an_error_and_nothing_waits(call
                 texts.append(str(error))
         reasons = call.partition("!")[0], "broke the context", "lost its GPU"
         assert texts and all(any(reason in text for reason in reasons) for text in texts), texts
+
+
+async def used_in_many_ways(actor: Any, value: int) -> None:
+    """Pass arrays, have results, and use copies, streams and libraries' ways of arrays on GPUs."""
+    x = zc.full(1000, value, "u1", device="cuda")
+    with zc.gpu.stream() as stream:
+        y = x.copy()
+        y.__dlpack__(stream=2)
+        stream.synchronize()
+    assert ((await actor.seen(x))[1] == value).all() and (zc.gpu.to_host(y) == value).all()
+    z = await actor.full(5 << 20, value)
+    assert (zc.gpu.to_host(z) == value).all()
+    w = zc.empty(z.shape, "u1", device="cuda:1")
+    w.copy_from(z)
+    assert (zc.gpu.to_host(zc.gpu.to_device(zc.gpu.to_host(w), "cuda")) == value).all()
+    assert zc.gpu.gpus()
+    assert await actor.total(zc.put(y)) == ("DeviceArray", 1000 * value)
+
+
+BREAKING = sorted(f"{call}!" for call in CALLS)
+
+
+@pytest.mark.parametrize("export", ["vmm", "none"])
+@pytest.mark.parametrize("call", BREAKING)
+async def test_whichever_call_breaks_the_context_values_are_right_or_errors(call: str, export: str) -> None:
+    async with asyncio.timeout(60), running(f"devices=2,fail={call},export={export}"):
+        actor = await spawned()
+        for value in (3, 5, 7):
+            with contextlib.suppress(zc.DeviceError, zc.ObjectLost, zc.ActorDied):
+                await used_in_many_ways(actor, value)
 
 
 async def test_an_import_that_was_refused_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

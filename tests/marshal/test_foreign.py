@@ -122,6 +122,23 @@ def test_memory_outside_is_kept_until_it_is_copied(wire: Wire) -> None:
         assert kept() is None
 
 
+def test_memory_outside_that_lies_in_several_extents(wire: Wire) -> None:
+    """As PyTorch's ``expandable_segments`` have it: they map extents one behind the other into one reservation."""
+    with opened() as devices:
+        on(wire, devices)
+        gpu = devices.gpu(0)
+        step = gpu.driver.granularity
+        base = gpu.driver.reserve(0, 2 * step)
+        for place in (base, base + step):
+            handle = gpu.driver.create(0, step)
+            gpu.driver.map(0, place, handle, step, True)
+            gpu.driver.release(0, handle)
+            gpu.driver.fill(0, place, b"ab"[place > base : (place > base) + 1], step, 0)
+        got = wire.send(Interfaced(base + step - 100, (150,), "|u1", stream=1))
+        assert bytes(seen(got)) == b"a" * 100 + b"b" * 50
+        assert wire.left.copies.snapshot()[OUTSIDE].nbytes == 150
+
+
 def test_a_device_array_over_memory_outside(wire: Wire) -> None:
     with opened() as devices:
         on(wire, devices)
