@@ -141,8 +141,7 @@ class DeviceArena:
     @property
     def taken(self) -> int:
         """Bytes of all extents."""
-        with self._lock:
-            return sum(extent.nbytes for extent in self._extents)
+        return sum(extent.nbytes for extent in tuple(self._extents))
 
     def allocate(self, nbytes: int) -> Placed:
         """Find a place for an object, in the extent in which it fits best.
@@ -202,12 +201,12 @@ class DeviceArena:
         return self._extents[bisect_right(self._extents, offset, key=lambda each: each.offset) - 1]
 
     def around(self, address: int) -> int:
-        """The offset of the object that an address lies in; -1 where there is none."""
-        with self._lock:
-            for extent in self._extents:
-                if extent.address <= address < extent.address + extent.nbytes:
-                    inside = extent.heap.around(address - extent.address)
-                    return extent.offset + inside if inside >= 0 else -1
+        """The offset of the object that an address lies in; -1 where there is none. It takes no lock: a finalizer may
+        pass an array."""
+        for extent in tuple(self._extents):
+            if extent.address <= address < extent.address + extent.nbytes:
+                inside = extent.heap.around(address - extent.address)
+                return extent.offset + inside if inside >= 0 else -1
         return -1
 
     def add_card(self, card: Card) -> None:
@@ -221,10 +220,9 @@ class DeviceArena:
         Raises:
             LookupError: there is no such extent.
         """
-        with self._lock:
-            for extent in self._extents:
-                if extent.address <= address < extent.address + extent.nbytes:
-                    return extent.address, extent.nbytes
+        for extent in tuple(self._extents):
+            if extent.address <= address < extent.address + extent.nbytes:
+                return extent.address, extent.nbytes
         raise LookupError(f"{address:#x} is in no extent")
 
     # ---- extents
