@@ -21,6 +21,7 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 # What goes to which process is said in tests/conftest.py. All tests go to one process more than a small machine has
 # processors, as they wait for processes of theirs, and two would leave a quarter of it idle. The quick ones wait less.
 SPREAD := --no-loadscope-reorder
@@ -92,9 +93,16 @@ $(STAMP): pyproject.toml $(SOURCES) | system
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e . --group test
 	$(BIN)/python -m compileall -q zcactor
+	@touch $(DEMO) $@
+
+# The package and what the two programs of the demo import: an environment for a first look.
+$(DEMO): pyproject.toml $(SOURCES) | system
+	@[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PY) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e . --group demo
 	@touch $@
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/python examples/quickstart.py $(ARGS)
 	$(BIN)/python examples/parameter_server.py
 

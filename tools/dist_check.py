@@ -284,6 +284,9 @@ def _run_faults(environment: _Environment, checkout: Path) -> Iterator[str]:
         status, said = environment.run(["-m", "zcactor", *words])
         if status and not (said.count("\n") == 0 and "pip install 'zcactor[cli]'" in said):
             yield f"zcactor {' '.join(words)} neither works nor says which extra it needs: {_last(said)}"
+    status, said = environment.run(["-m", "zcactor", "demo", "--size", "16MiB"])
+    if status or "is the fastest" not in said:
+        yield f"zcactor demo does not compare: {_last(said)}"
 
 
 def _command_line_faults(environment: _Environment, wheel: Path) -> Iterator[str]:

@@ -376,7 +376,8 @@ def _command_line() -> Iterator[str]:
         """
         # Command line
 
-        `zcactor`, or `python -m zcactor`, needs the extra `cli`; on a cluster, `cluster`. Each command has `--help`.
+        `zcactor`, or `python -m zcactor`, needs the extra `cli`; on a cluster, `cluster`. `zcactor demo` needs neither.
+        Each command has `--help`.
         """
     )
     for name, found in sorted(app.commands.items()):

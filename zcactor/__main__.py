@@ -8,9 +8,12 @@ import gc
 import io
 import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from zcactor.standard import open_standard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["main"]
 
@@ -42,19 +45,18 @@ def _watched() -> _Output:
 
 
 def main() -> None:
-    """Run the command line, then end the process with its exit status: 2 where the ``cli`` extra is not installed, and
-    1 where the output of a command that has succeeded could not be written."""
+    """Run the command line, then end the process with its exit status: 2 where the ``cli`` extra is not installed and
+    the command needs it, and 1 where the output of a command that has succeeded could not be written."""
     open_standard()
     output = _watched()
     gc.disable()  # all that importing makes stays: to look for garbage takes a tenth of its time
     try:
-        from zcactor.cli.main import app
-
+        command = _command()
         gc.freeze()
         gc.enable()
-        app(prog_name="zcactor")
+        command()
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
+        missing = _package(error)
         if missing not in _EXTRA:
             raise
         print(f"zcactor: the command line needs {missing}: pip install 'zcactor[cli]'", file=sys.stderr)
@@ -67,6 +69,24 @@ def main() -> None:
         if error is not output.failure:
             raise
         _end(0, output)
+
+
+def _package(error: ModuleNotFoundError) -> str:
+    """The name of the package that is missing."""
+    return (error.name or "").partition(".")[0]
+
+
+def _command() -> Callable[[], object]:
+    """The command line; or the one command that needs no extra, where that is missing."""
+    try:
+        from zcactor.cli.main import app
+    except ModuleNotFoundError as error:
+        if _package(error) not in _EXTRA or sys.argv[1:2] != ["demo"]:
+            raise
+        from zcactor.cli.demo import main as demo
+
+        return lambda: sys.exit(demo(sys.argv[2:]))
+    return lambda: app(prog_name="zcactor")
 
 
 def _end(status: int, output: _Output) -> NoReturn:

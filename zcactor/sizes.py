@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["size"]
+__all__ = ["size", "sized"]
 
 _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -20,3 +20,12 @@ def size(text: str) -> int:
     if found is None or found[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is no size: write for instance 256MiB, 1GiB or 1048576")
     return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def sized(count: int) -> str:
+    """A number of bytes with its unit, as in ``"1.5 GiB"``."""
+    value, names = float(count), ("bytes", "KiB", "MiB", "GiB", "TiB")
+    unit = 0
+    while value >= 1024 and unit < len(names) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count:,} bytes" if unit == 0 else f"{value:.1f} {names[unit]}".replace(".0 ", " ")

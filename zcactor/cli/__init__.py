@@ -6,6 +6,7 @@
     nodes     the commands that start, stop and show nodes
     doctor    this host's means and which transports work, as data
     render    that data as text
+    demo      zcactor beside multiprocessing and joblib on this machine, without the extra
 
 No other part of the package imports this one.
 """

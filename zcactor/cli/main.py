@@ -1,5 +1,5 @@
 """The commands: ``zcactor run``, ``start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``, ``k8s``, ``up``,
-``down``, ``drain``."""
+``down``, ``drain``, ``demo``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import click
 
 import zcactor
 from zcactor.cli import k8s, nodes, topology, up
+from zcactor.cli.demo import SIZE_HELP, compare
 from zcactor.cli.drain import drain
 from zcactor.cli.run import run
 from zcactor.config import load_config
 
-__all__ = ["app", "doctor"]
+__all__ = ["app", "demo", "doctor"]
 
 
 @click.group()
@@ -44,6 +45,18 @@ def doctor(as_json: bool) -> None:
     else:
         render(report, plain_console())
     raise click.exceptions.Exit(0 if report.usable else 1)
+
+
+@app.command()
+@click.option("--size", metavar="SIZE", help=SIZE_HELP)
+def demo(size: str | None) -> None:
+    """Compute on one frame with many sets of parameters, by multiprocessing, joblib and zcactor.
+
+    Seconds, bytes copied and memory of each way are printed side by side, for this machine. The frame has a size for
+    which there is room. Joblib takes part where it is installed. The exit status is 1 when a way has failed, and 2 for
+    a wrong option, and where there is no room.
+    """
+    raise click.exceptions.Exit(compare(size))
 
 
 for command in (

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zcactor.sizes import sized
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -19,7 +21,6 @@ __all__ = ["nbytes", "plain_console", "render"]
 _LEAST_COLUMNS: Final = 140
 """Columns of output to a file or a pipe, where no window limits it."""
 
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _UNSET = "-"
 _PATHS = {"mapped": "over the same memory", "host": "through host memory"}
 
@@ -35,12 +36,7 @@ def plain_console() -> Console:
 
 def nbytes(count: int | None) -> str:
     """A number of bytes with its unit, None for any number."""
-    if count is None:
-        return "unlimited"
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{count:,} bytes" if unit == 0 else f"{value:.1f} {_UNITS[unit]}".replace(".0 ", " ")
+    return "unlimited" if count is None else sized(count)
 
 
 def _table(rows: Iterable[tuple[object, ...]], header: tuple[str, ...] = ()) -> Table:
