@@ -110,6 +110,9 @@ class Config:
             patiently. 0 switches all such log lines off, including the lines about spawns that wait and about the end
             of a program.
         log_to_driver: whether the output and the log records of actors appear at the driver.
+        summary: whether a program that has used arrays ends with one line on standard error: its calls, and the bytes
+            that it passed and got by reference, and copied. ``"auto"`` prints it in a terminal, outside of IPython and
+            pytest; or ``"on"`` or ``"off"``.
         loop: the event loop of this process and its actors: ``"auto"`` takes uvloop, which is faster, where it can be
             imported, and asyncio's own otherwise; ``"uvloop"`` and ``"asyncio"`` take that one.
         address: ``"host:port"`` of the cluster to join as a driver, several of them with commas between them, or the
@@ -176,6 +179,7 @@ class Config:
     shutdown_timeout: float = 5.0
     warn_after: float = 5.0
     log_to_driver: bool = True
+    summary: Literal["auto", "on", "off"] = "auto"
     loop: Literal["auto", "uvloop", "asyncio"] = "auto"
     address: str | None = None
     namespace: str = "default"
@@ -356,6 +360,7 @@ class FurtherSettings(TypedDict, total=False):
     spawn_timeout: float | None
     shutdown_timeout: float | None
     warn_after: float | None
+    summary: Literal["auto", "on", "off"] | None
     loop: Literal["auto", "uvloop", "asyncio"] | None
     host: str | None
     ports: str | None

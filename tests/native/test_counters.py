@@ -8,7 +8,7 @@ from zcactor.native import hot
 
 NAMES = (
     "calls", "frames_sent", "frames_received", "bytes_eager", "bytes_mapped", "bytes_read", "bytes_received",
-    "bytes_authenticated", "pushes",
+    "bytes_authenticated", "bytes_lent", "pushes", "requests",
 )  # fmt: skip
 
 

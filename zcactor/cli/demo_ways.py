@@ -250,7 +250,7 @@ async def _with_actors(found: Measured) -> None:
 
     async with contextlib.AsyncExitStack() as stack:
         with found.starting():
-            await stack.enter_async_context(zc.init(store_capacity=found.nbytes + (64 << 20)))
+            await stack.enter_async_context(zc.init(store_capacity=found.nbytes + (64 << 20), summary="off"))
         frame = zc.freeze(frame_of(found.nbytes))
         with found.starting():
             actors: Any = await asyncio.gather(*(zc.spawn(Scorer) for _ in range(found.workers)))

@@ -152,7 +152,7 @@ def _card(config: Config, binding: Binding | Absent | None) -> Iterator[Register
 
 
 async def _look(config: Config, offered: tuple[str, ...], card: RegisteredGpuMemory | str) -> Gpus:
-    async with asyncio.timeout(_PATIENCE), zc.init(config=replace(config, address=None)) as runtime:
+    async with asyncio.timeout(_PATIENCE), zc.init(config=replace(config, address=None, summary="off")) as runtime:
         process = runtime.process
         devices = process.store.devices()
         driver: GpuDriver = devices.driver

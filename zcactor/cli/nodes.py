@@ -154,12 +154,13 @@ class Seconds(click.FloatRange):
 
 
 def settings(**given: Any) -> tuple[Config, bool]:
-    """The settings, and whether a setting names the host address. `given` are those of the command line."""
+    """The settings, and whether a setting names the host address. `given` are those of the command line. A command that
+    joins a cluster ends without a summary."""
     try:
         config, sources = load_config(given)
     except (ValueError, TypeError, OSError) as error:
         raise fail(" ".join(str(error).split()), 2) from error
-    return config, sources["host"] != "default"
+    return replace(config, summary="off"), sources["host"] != "default"
 
 
 def custom_resources(text: str | None) -> dict[str, float]:

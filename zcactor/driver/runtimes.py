@@ -21,6 +21,7 @@ from zcactor.process.cluster import HeadService, MembershipService
 from zcactor.process.tasks import all_of
 from zcactor.rpc.messages import Status
 from zcactor.rpc.services import Services
+from zcactor.sizes import sized
 
 if TYPE_CHECKING:
     import socket
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from zcactor.workers.orphans import LastResort
     from zcactor.workers.run_directory import RunDirectory
 
-__all__ = ["EmbeddedRuntime", "JoinedRuntime", "Runtime", "end_agent"]
+__all__ = ["EmbeddedRuntime", "JoinedRuntime", "Runtime", "end_agent", "summary_of"]
 
 _AGENT_WORK = 6.0
 """Seconds that an agent which responds may take beyond the actors' own end, to kill and reap workers and to show the
@@ -62,6 +63,7 @@ class Runtime(ABC):
         self.process = process
         self._directory = directory
         self._shell = _notebook()
+        self._summed_up = False
         process.use_numpy()
         if self._shell is not None:
             self._shell.events.register("pre_run_cell", self._before_cell)
@@ -211,10 +213,31 @@ class Runtime(ABC):
     def end_now(self) -> None:
         """End without an event loop, at the interpreter's exit or when the loop has been closed. Idempotent."""
         self._let_go()
+        self._sum_up()
         self._directory.remove()
         self.process.trimmer.abandon()
         self.process.sessions.end_leases()
         self.process.store.close()
+
+    def _sum_up(self) -> None:
+        """Print one line about the arrays of this program, once, where the setting ``summary`` and the terminal ask for
+        it. No error of standard error ends the program."""
+        if self._summed_up or self.config.summary == "off":
+            return
+        self._summed_up = True
+        counters, devices = self.process.counters, self.process.store.devices_in_use
+        mapped, pulled = (0, 0) if devices is None else (devices.bytes_mapped, devices.bytes_pulled)
+        line = summary_of(
+            counters.calls - counters.requests, counters.bytes_lent + counters.bytes_mapped + mapped,
+            counters.bytes_read + counters.bytes_received + pulled,
+            sum(count.nbytes for count in self.process.copies.snapshot().values()),
+        )  # fmt: skip
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or full
+            if line and sys.stderr is not None and (self.config.summary == "on" or self._at_a_terminal()):
+                print(line, file=sys.stderr, flush=True)
+
+    def _at_a_terminal(self) -> bool:
+        return sys.stderr.isatty() and _notebook() is None and "PYTEST_CURRENT_TEST" not in os.environ
 
     def forget(self) -> None:
         """Close, in the child of a fork, the descriptors whose end tells other processes that the parent has ended."""
@@ -342,6 +365,22 @@ def _notebook() -> Any:
     """IPython's shell in a notebook or at an IPython prompt; else None."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
+
+
+def summary_of(calls: int, by_reference: int, pulled: int, copied: int) -> str:
+    """The closing line about a program's arrays; empty where it has used none.
+
+    Args:
+        calls: the number of its calls to actors.
+        by_reference: bytes that it has passed and got by reference.
+        pulled: bytes that came from other hosts.
+        copied: bytes that it has copied in memory.
+    """
+    if not by_reference + pulled + copied:
+        return ""
+    made = f"{calls:,} call{'' if calls == 1 else 's'}"
+    from_hosts = f", {sized(pulled)} from other hosts" if pulled else ""
+    return f"zcactor: {made}, {sized(by_reference)} by reference{from_hosts}, {sized(copied)} copied by the program"
 
 
 def _note_failure(ending: asyncio.Future[None]) -> None:

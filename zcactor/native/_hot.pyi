@@ -44,7 +44,9 @@ class Counters:
     bytes_read: int
     bytes_received: int
     bytes_authenticated: int
+    bytes_lent: int
     pushes: int
+    requests: int
 
 class Admission:
     running: int

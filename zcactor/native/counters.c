@@ -14,7 +14,9 @@ static PyMemberDef counters_members[] = {
     COUNTER(bytes_read, "Bytes pulled by RDMA READ."),
     COUNTER(bytes_received, "Bytes of arrays received over TCP."),
     COUNTER(bytes_authenticated, "Bytes received over TCP that came with valid tags."),
+    COUNTER(bytes_lent, "Bytes of arrays, and of payloads above the eager limit, sent by reference."),
     COUNTER(pushes, "PUSH frames sent with a result."),
+    COUNTER(requests, "Calls sent that are for the process and no actor of it, also part of `calls`."),
     {NULL, 0, 0, 0, NULL}};
 static PyType_Slot counters_slots[] = {
     {Py_tp_new, PyType_GenericNew},

@@ -313,6 +313,10 @@ static int commit_frame(Wire *self, Frame *frame, PyObject **removed) {
     }
     credits->available--;
     book_frame(self, frame, size, nreleases);
+    for (int i = 0; i < frame->ngranted; i++) {
+        const Laid *laid = frame->laid + frame->filled[i];
+        if (laid->block) self->counters->bytes_lent += (unsigned long long)laid->nbytes;
+    }
     return WRITTEN;
 }
 /* Release the leases of a frame that was not written. An exception that is set stays set. */

@@ -134,7 +134,7 @@ static inline int credits_do_consumed(Credits *self, long count) {
 typedef struct {
     PyObject_HEAD
     unsigned long long calls, frames_sent, frames_received, bytes_eager, bytes_mapped, bytes_read, bytes_received,
-        bytes_authenticated, pushes;
+        bytes_authenticated, bytes_lent, pushes, requests;
 } Counters;
 
 /* ---- records.c */

@@ -220,6 +220,7 @@ static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
     if (written == WRITTEN) {
         Py_DECREF(id);
         self->counters->calls++;
+        self->counters->requests += !frame.actor;
         /* alone: nothing to batch with, start the peer now; unless a FORWARD frame is likely to follow, or the call
          * waits for a result */
         int alone = PyDict_GET_SIZE(pending) == 1 && !frame.npromises;
@@ -251,6 +252,7 @@ static PyObject *wire_tell(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
     if (written < 0) return NULL;
     if (written != WRITTEN) Py_RETURN_FALSE;
     self->counters->calls++;
+    self->counters->requests += !frame.actor;
     if (args[3] != Py_True && self->feeding && PyThread_get_thread_ident() == self->thread) {
         if (++self->unflushed < ANSWERS_PER_FLUSH) Py_RETURN_TRUE;
         self->unflushed = 0;

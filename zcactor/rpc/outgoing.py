@@ -183,6 +183,8 @@ class Outgoing:
         counters = self._counters
         counters.frames_sent += 1
         counters.bytes_eager += len(payload)
+        if regions:
+            counters.bytes_lent += sum(region.nbytes for region in regions)
 
     def credits_returned(self, count: int) -> None:
         """Take `count` credits from the peer, and write waiting frames as far as there is credit. This method takes the

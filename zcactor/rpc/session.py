@@ -307,6 +307,7 @@ class Session:
             if call.undo is not None and not self._backlog:
                 call.undo = None
             self._counters.calls += 1
+            self._counters.requests += not actor  # at index 0 is the process itself
             if len(self.pending) == 1:  # nothing to batch with: wake the peer now
                 self._flush_locked()
                 return
