@@ -21,6 +21,7 @@ from tests.cluster.hosts import CLOSING_ACTOR, Hosts
 from tests.driver.programs import alive, until
 from zcactor.cli import nodes
 from zcactor.cli.main import app
+from zcactor.cli.status import show_cluster
 from zcactor.cluster.daemon import DEFAULT_PORT
 from zcactor.cluster.records import list_nodes
 from zcactor.errors import ConnectionLost
@@ -486,13 +487,14 @@ def test_names_and_addresses_are_shown_as_they_are(name: str, capsys: pytest.Cap
     node = {"node_id": "ab" * 16, "host": name, "address": "x@[fe80::1]:7433", "transports": ["tcp"], "workers": 1}
     actor = {"actor_id": "cd" * 16, "state": "alive", "node_id": "ab" * 16, "pid": 1, "restarts": 0}
     told = {
+        "address": "[::1]:7433",
         "nodes": [{**node, "resources": {name: 1.0}}],
         "head": {"pid": 1, "state": "leads", "epoch": 1, "log": "/x/[::1]-7433", "standbys": ["[::1]:7434"]},
         "resources": {name: {"total": 2.0, "free": 1.0}},
-        "actors": [{**actor, "class_name": name, "name": name, "namespace": name}],
+        "actors": [{**actor, "class_name": name, "name": name, "activity": None, "store_used": None}],
     }
-    nodes._show("[::1]:7433", told)
+    show_cluster(told)
     out = capsys.readouterr().out
-    assert out.count(name if name.isprintable() else repr(name)[1:-1]) == 6
+    assert out.count(name if name.isprintable() else repr(name)[1:-1]) == 5
     for text in ("cluster at [::1]:7433", "[fe80::1]:7433", "log /x/[::1]-7433", "standbys [::1]:7434"):
         assert text in out

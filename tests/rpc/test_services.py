@@ -6,6 +6,7 @@ import pytest
 
 from zcactor.api.device_paths import ProofService
 from zcactor.collectives.service import GroupService
+from zcactor.execution.activity import ActivityService
 from zcactor.graphs.service import GraphService
 from zcactor.objects.adoption import Adoptions
 from zcactor.objects.broadcast_directory import BroadcastService
@@ -31,8 +32,8 @@ from zcactor.shuffling.sides import ShuffleService
 
 SERVICES = (
     Services, Leases, Adoptions, Succession, Promises, BroadcastService, HeadLink, IdleReaper, SimultaneousOpens,
-    DevicePieces, DirectReads, ProofService, DeviceReach, StatsService, ShuffleService, HeadNews, WorkerService,
-    GroupService, GraphService, HeadService, MembershipService, NodeService,
+    DevicePieces, DirectReads, ProofService, DeviceReach, StatsService, ActivityService, ShuffleService, HeadNews,
+    WorkerService, GroupService, GraphService, HeadService, MembershipService, NodeService,
 )  # fmt: skip
 NUMBERS = {
     0: "Services.ping",
@@ -66,6 +67,7 @@ NUMBERS = {
     29: "WorkerService.discard",
     30: "WorkerService.discard_others",
     31: "WorkerService.leave",
+    32: "ActivityService.activity",
     40: "GroupService.join",
     41: "GroupService.start",
     43: "GroupService.publish_with",

@@ -17,6 +17,7 @@ from zcactor.assembly.hub import ProcessHub, checker_of
 from zcactor.collectives.lazy_groups import LazyGroups
 from zcactor.collectives.service import GroupService
 from zcactor.errors import ConnectionLost
+from zcactor.execution.activity import ActivityService
 from zcactor.execution.runners import Hosts
 from zcactor.execution.threads import Threads
 from zcactor.execution.watchdog import Watchdog
@@ -164,7 +165,8 @@ class Process:
         self.serve(
             self.leases, self.adoptions, self.succession, self.promises, self.head, self.idle_reaper,
             self.simultaneous_opens, BroadcastService(self.place.pid, store, self.origins), devices, devices.pieces,
-            devices.direct, Proofs(store, devices.direct), StatsService(self), ShuffleService(), self.news,
+            devices.direct, Proofs(store, devices.direct), StatsService(self), ActivityService(self), ShuffleService(),
+            self.news,
         )  # fmt: skip
 
     def serve(self, *services: object) -> None:

@@ -3,7 +3,8 @@
 ::
 
     main      the commands and their options
-    nodes     the commands that start, stop and show nodes
+    nodes     the commands that start and stop nodes
+    status    the command that shows nodes, programs and actors
     doctor    this host's means and which transports work, as data
     render    that data as text
     demo      zcactor beside multiprocessing and joblib on this machine, without the extra

@@ -12,6 +12,7 @@ from zcactor.cli import k8s, nodes, topology, up
 from zcactor.cli.demo import SIZE_HELP, compare
 from zcactor.cli.drain import drain
 from zcactor.cli.run import run
+from zcactor.cli.status import status
 from zcactor.config import load_config
 
 __all__ = ["app", "demo", "doctor"]
@@ -60,6 +61,6 @@ def demo(size: str | None) -> None:
 
 
 for command in (
-    run, drain, nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology, k8s.k8s, up.up, up.down,
+    run, drain, nodes.start, nodes.stop, status, nodes.token, topology.topology, k8s.k8s, up.up, up.down,
 ):  # fmt: skip
     app.add_command(command)

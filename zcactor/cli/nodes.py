@@ -1,4 +1,4 @@
-"""The commands that bring nodes up and down and show them: ``start``, ``stop``, ``status``, ``token``."""
+"""The commands that bring nodes up and down: ``start``, ``stop``, ``token``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from zcactor.cluster.records import nodes_here
 from zcactor.config import load_config
 from zcactor.control.head_log import LogUnavailable, LogUnusable
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
-from zcactor.interface import shown
 from zcactor.node.agent_main import AGAIN
 from zcactor.options import check_can_be_sent
 from zcactor.process.cluster import HeadService
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from zcactor.config import Config
 
 __all__ = [
-    "WARNING", "Seconds", "custom_resources", "fail", "have_it_act", "heads_here", "is_there", "settings", "start",
-    "status", "stop", "token",
+    "WARNING", "Seconds", "custom_resources", "fail", "have_it_act", "heads_here", "is_there", "settings",
+    "small", "start", "stop", "token",
 ]  # fmt: skip
 
 R = TypeVar("R")
@@ -50,7 +49,7 @@ WARNING: Final = (
 )
 
 
-def _small(config: Config, address: str) -> Config:
+def small(config: Config, address: str) -> Config:
     """The settings of a program that only asks."""
     return replace(config, address=address, store_capacity=1 << 24, num_cpus=None, num_gpus=None)
 
@@ -90,7 +89,7 @@ async def is_there(config: Config, url: str, port: int) -> bool:
     if leader is None:
         return False
     try:
-        told = await _ask_head(_small(config, leader.address), HeadService.leader)
+        told = await _ask_head(small(config, leader.address), HeadService.leader)
     except ConnectionLost:  # it was killed, and its term is about to end
         return False
     if told["state"] == "leading":
@@ -115,7 +114,7 @@ async def have_it_act(config: Config, url: str) -> None:
     from zcactor.driver import driver
     from zcactor.process.context import current
 
-    async with driver.init(config=_small(config, url)):
+    async with driver.init(config=small(config, url)):
         head = current().head
         waits_for = (await head.ask(HeadService.leader)).get("waits_for", [])
         if waits_for:
@@ -372,7 +371,7 @@ def stop(cluster: bool, address: str | None) -> None:
 def _end_cluster(config: Config) -> None:
     address = config.address or heads_here()
     try:
-        run(_ask_to_end(replace(config, address=address, store_capacity=1 << 24, num_cpus=None, num_gpus=None)))
+        run(_ask_to_end(small(config, address)))
     except (ZcactorError, OSError, ValueError) as error:
         raise fail(error) from error
     click.echo(f"zcactor: the cluster at {address} has ended")
@@ -403,83 +402,6 @@ def heads_here() -> str:
         *(each.address for each in local if each.role != "member"),
     ]
     return ",".join(dict.fromkeys(places))
-
-
-@click.command()
-@click.option("--address", metavar="HOST:PORT[,...]", help="The head. Default: that of a node on this host.")
-@click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
-def status(address: str | None, as_json: bool) -> None:
-    """Show a cluster's nodes, resources and actors."""
-    config, _ = settings(address=address)
-    address = config.address
-    if address is None:
-        address = heads_here()
-    try:
-        told = run(_ask(replace(config, address=address, store_capacity=1 << 24, num_cpus=None, num_gpus=None)))
-    except (ZcactorError, OSError, ValueError) as error:
-        raise fail(error) from error
-    if as_json:
-        click.echo(json.dumps({"address": address, **told}, indent=2))
-    else:
-        _show(address, told)
-
-
-async def _ask(config: Config) -> dict[str, Any]:
-    from zcactor.api import inspection
-    from zcactor.driver import driver
-    from zcactor.process.context import current
-
-    async with driver.init(config=config):
-        nodes, actors = await asyncio.gather(inspection.nodes(), inspection.actors())
-        total, free = await asyncio.gather(inspection.cluster_resources(), inspection.available_resources())
-        head = await current().head.ask(HeadService.leader)
-    return {
-        "head": head,
-        "nodes": [_plain(node) for node in nodes],
-        "resources": {name: {"total": total[name], "free": free.get(name, 0.0)} for name in total},
-        "actors": [_plain(actor) for actor in actors],
-    }
-
-
-def _plain(facts: Any) -> dict[str, Any]:
-    return {name: getattr(facts, name) for name in type(facts).__slots__}
-
-
-def _show(address: str, told: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from zcactor.cli.render import plain_console
-
-    console = plain_console()
-    nodes = Table("node", "host", "address", "transports", "resources", "processes", title=f"cluster at {address}")
-    for node in told["nodes"]:
-        amounts = ", ".join(f"{shown(name)} {amount:g}" for name, amount in node["resources"].items())
-        place = node["address"].partition("@")[2]
-        nodes.add_row(
-            node["node_id"][:8], shown(node["host"]), place, ",".join(node["transports"]), amounts, str(node["workers"])
-        )
-    console.print(nodes)
-    head = told["head"]
-    kept = f", log {head['log']}" if head["log"] else ""
-    others = f", standbys {', '.join(head['standbys'])}" if head["standbys"] else ""
-    waits = f", waits for {', '.join(head['waits_for'])}" if "waits_for" in head else ""
-    console.print(
-        f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}{others}{waits}", soft_wrap=True
-    )
-    for name, amount in told["resources"].items():
-        console.print(f"{shown(name)}: {amount['free']:g} of {amount['total']:g} free")
-    alive = [actor for actor in told["actors"] if actor["state"] != "dead"]
-    if alive:
-        actors = Table("actor", "class", "name", "namespace", "state", "node", "pid", "restarts")
-        for actor in alive:
-            actors.add_row(
-                actor["actor_id"][:8], shown(actor["class_name"]), shown(actor["name"] or ""),
-                shown(actor["namespace"]), actor["state"], actor["node_id"][:8], str(actor["pid"]),
-                str(actor["restarts"]),
-            )  # fmt: skip
-        console.print(actors)
-    else:
-        console.print("no actors")
 
 
 @click.command()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zcactor.cli.doctor import DeviceInfo, MachineReport, PortInfo, Rdma, Report, StoreReport, Transport
     from zcactor.cli.gpus import GpuFinding, Gpus
 
-__all__ = ["nbytes", "plain_console", "render"]
+__all__ = ["nbytes", "plain_console", "render", "table"]
 
 _LEAST_COLUMNS: Final = 140
 """Columns of output to a file or a pipe, where no window limits it."""
@@ -39,7 +39,7 @@ def nbytes(count: int | None) -> str:
     return "unlimited" if count is None else sized(count)
 
 
-def _table(rows: Iterable[tuple[object, ...]], header: tuple[str, ...] = ()) -> Table:
+def table(rows: Iterable[tuple[object, ...]], header: tuple[str, ...] = ()) -> Table:
     """A table whose cells are texts, so that findings are shown as they are: no markup, no colours of numbers, nothing
     cut off."""
     table = Table(box=None, show_header=bool(header), header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
@@ -93,11 +93,11 @@ def _rdma(console: Console, rdma: Rdma) -> None:
         if not rdma.missing:  # those reasons have a table of their own
             rows += [("reason", verdict.reason), ("fix", verdict.fix)]
     rows += [("note", note) for note in rdma.notes]
-    console.print(_table(rows))
+    console.print(table(rows))
     if rdma.missing:
         console.print()
         reasons = [(reason.binding, reason.cause, reason.fix) for reason in rdma.missing]
-        console.print(_table(reasons, ("binding", "cannot be used", "fix")))
+        console.print(table(reasons, ("binding", "cannot be used", "fix")))
     for device in rdma.devices:
         console.print()
         _device(console, device)
@@ -113,14 +113,14 @@ def _device(console: Console, device: DeviceInfo) -> None:
         queues = f"max_qp_wr {found.max_qp_wr:,}, max_srq_wr {found.max_srq_wr:,}, max_cqe {found.max_cqe:,}"
         rows += [("READs at a time", reads), ("queues", queues)]
     rows += [(f"port {port.number}", _port(port)) for port in device.ports]
-    console.print(_table(rows))
+    console.print(table(rows))
     gids = [
         (port.number, gid.index, gid.address, gid.kind, gid.interface or _UNSET)
         for port in device.ports
         for gid in port.gids
     ]
     if gids:
-        console.print(_table(gids, ("port", "GID", "address", "type", "interface")))
+        console.print(table(gids, ("port", "GID", "address", "type", "interface")))
 
 
 def _port(port: PortInfo) -> str:
@@ -130,13 +130,13 @@ def _port(port: PortInfo) -> str:
 
 def _gpus(console: Console, gpus: Gpus) -> None:
     if not gpus.driver:
-        console.print(_table([("works", Text("no", "red")), ("reason", gpus.reason)]))
+        console.print(table([("works", Text("no", "red")), ("reason", gpus.reason)]))
         return
     given = ", ".join(gpus.offered) or "none: their number is counted, if num_gpus says one"
-    console.print(_table([("driver", gpus.driver), ("for num_gpus", given)]))
+    console.print(table([("driver", gpus.driver), ("for num_gpus", given)]))
     for gpu in gpus.gpus:
         console.print()
-        console.print(_table(_gpu(gpu)))
+        console.print(table(_gpu(gpu)))
 
 
 def _gpu(gpu: GpuFinding) -> Iterable[tuple[object, ...]]:
@@ -176,18 +176,18 @@ def render(report: Report, console: Console) -> None:
         console.print(Text(f"Once: {report.bytecode_fix}"))
     title("Configuration")
     settings = [(one.name, _UNSET if one.value is None else one.value, one.source) for one in report.settings]
-    console.print(_table(settings, ("setting", "value", "source")))
+    console.print(table(settings, ("setting", "value", "source")))
     title("Machine")
-    console.print(_table(_machine(report.machine)))
+    console.print(table(_machine(report.machine)))
     title("StoreReport")
-    console.print(_table(_store(report.store)))
+    console.print(table(_store(report.store)))
     title("RDMA")
     _rdma(console, report.rdma)
     title("GPU arrays")
     _gpus(console, report.gpus)
     title("Transports, in the order of preference")
-    console.print(_table(map(_transport, report.transports), ("transport", "usable", "why", "fix")))
+    console.print(table(map(_transport, report.transports), ("transport", "usable", "why", "fix")))
     console.print()
     other = report.other_host or (f"none; {report.other_host_fix}" if report.other_host_fix else "none")
     rows = [("peers on this host get", report.same_host or "none"), ("peers on other hosts get", other)]
-    console.print(_table(rows))
+    console.print(table(rows))

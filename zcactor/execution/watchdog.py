@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.incoming import Incoming
 
-__all__ = ["Watchdog"]
+__all__ = ["Watchdog", "open_calls"]
 
 AGAIN: Final = 60.0
 """Seconds until the same warning of an actor is repeated."""
@@ -70,8 +70,9 @@ class Watchdog:
         self._looked: float | None = None
         self._frames = 0
         """Frames received before the last look."""
-        self._waiting: dict[tuple[int, int], float] = {}
-        """The times since when calls have been seen waiting, by session and id."""
+        self.seen: dict[tuple[int, int, bool], float] = {}
+        """The times since when calls have been seen waiting or running, by session, id and whether they run. It is
+        replaced at each look."""
         self._said: dict[tuple[int, str], float] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -103,15 +104,10 @@ class Watchdog:
         if self._looked is not None and now - self._looked > self._after / 2:
             # This thread did not run either: the process was stopped, or the machine suspended. All waits begin anew.
             self._asked = None if self._asked is None else now
-            self._waiting.clear()
+            self.seen = {}
         self._looked = now
         hosts = [host for index, host in list(self._hosts.items()) if index != SYSTEM_INDEX]
-        calls = [
-            incoming
-            for session in list(self._sessions.all())
-            for incoming in list(islice(session.incoming.values(), _CALLS))
-            if incoming.host is not None and incoming.actor != SYSTEM_INDEX
-        ]
+        calls = open_calls(self._sessions)
         if self._asked is not None:
             if now - self._asked >= self._after:
                 self._blocked(now, hosts, calls)
@@ -119,14 +115,15 @@ class Watchdog:
             self._asked = now
             self._tasks.loop.call_soon_threadsafe(self._alive)
         self._frames = self._counters.frames_received
-        seen, self._waiting = self._waiting, {}
+        before, seen = self.seen, {}
         for incoming in calls:
-            if incoming.started or incoming.cancelled or incoming.blockers:
+            if incoming.cancelled or incoming.blockers:
                 continue
-            key = (id(incoming.session), incoming.id)
-            since = self._waiting[key] = seen.get(key, now)
-            if now - since >= self._after:
+            key = (id(incoming.session), incoming.id, incoming.started)
+            since = seen[key] = before.get(key, now)
+            if not incoming.started and now - since >= self._after:
                 self._held_up(now, incoming, calls)
+        self.seen = seen
 
     def _alive(self) -> None:
         self._asked = None
@@ -203,6 +200,16 @@ class Watchdog:
                 waiter = call.waiter
                 if waiter is not None and waiter.get_loop() is not self._tasks.loop:
                     yield f"{remote.label}.{call.label.rpartition('.')[2]}"
+
+
+def open_calls(sessions: Sessions) -> list[Incoming]:
+    """The calls of peers to the actors of a process that have no answer yet, the oldest ones of each caller."""
+    return [
+        incoming
+        for session in list(sessions.all())
+        for incoming in list(islice(session.incoming.values(), _CALLS))
+        if incoming.host is not None and incoming.actor != SYSTEM_INDEX
+    ]
 
 
 # ---------------------------------------------------------------- frames

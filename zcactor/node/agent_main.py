@@ -499,7 +499,7 @@ async def _serve(
         if isinstance(node, NodeAgent):  # SIGHUP ends it where it is, as a whole host or cluster ends
             leave = functools.partial(node.leave, config.shutdown_timeout)
             loop.add_signal_handler(signal.SIGTERM, lambda: process.tasks.start(leave()))
-    line = None
+    line = reports = None
     if rank is not None:
         from zcactor.node.launcher import LauncherLine  # other nodes do without it
 
@@ -515,9 +515,16 @@ async def _serve(
         else:
             line.ready(control, address)
             process.tasks.start(line.serve(control))
+        if isinstance(node, Head) and node.driver:
+            from zcactor.node.reports import ReportServer  # now, as the program waits no more
+
+            reports = ReportServer(process, node, node.driver, directory)
+            await reports.start()
         await node.finished
         if isinstance(node, Head):
             await node.recorder.aclose()
+    if reports is not None:
+        reports.close()
     await process.close()
     if pool is not None:
         pool.close()

@@ -30,8 +30,9 @@ _LOCK: Final = "lock"
 _MARKER: Final = "made-by-zcactor"
 """The file that distinguishes a directory of ours from another with such a name. It is made under the lock, so a marked
 directory without a holder of the lock has been left behind."""
-_OURS: Final = re.compile(r"[0-9a-f]{32}\.(sock|tcp|verbs|part)|node-[0-9a-f]{32}\.(json|part)")
-"""Sockets, published addresses and records of nodes (`zcactor.transport.selector`, `zcactor.cluster.records`)."""
+_OURS: Final = re.compile(r"[0-9a-f]{32}\.(sock|status|tcp|verbs|part)|node-[0-9a-f]{32}\.(json|part)")
+"""Sockets, published addresses and records of nodes (`zcactor.transport.selector`, `zcactor.node.reports`,
+`zcactor.cluster.records`)."""
 _ATTEMPTS = 10
 _NAMES: Final = 8
 """Names of a shared directory: one more than a stranger takes who sees each in use."""

@@ -1,0 +1,139 @@
+"""The activity of a process: the methods that its actors run and for how long, the calls that wait, the calls to others
+that are awaited, and the bytes in its store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from zcactor.errors import ConnectionLost, ProtocolError, RemoteError
+from zcactor.execution.watchdog import open_calls
+from zcactor.rpc.services import remote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zcactor.execution.runners import Hosts
+    from zcactor.observe.stats import Stats
+    from zcactor.process.context import LocalProcess
+    from zcactor.process.sessions import Sessions
+
+__all__ = ["Activity", "ActivityService", "ActorActivity", "Awaited", "Running", "ask_activities"]
+
+_NAMED: Final = 10
+"""Methods of an actor, and awaited calls of a process, that are told."""
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A call that an actor runs."""
+
+    method: str
+    seconds: float | None
+    """Seconds since it was first seen running, which is up to a quarter of ``warn_after`` late; None where the setting
+    switches that off."""
+
+
+class ActorActivity(msgspec.Struct, frozen=True):
+    """The calls of one actor."""
+
+    actor_id: str
+    """32 hexadecimal digits."""
+    label: str
+    running: list[Running]
+    """The calls that it runs, those that have run longest first."""
+    waiting: int
+    """The number of calls that have come and wait until they may start."""
+    waited: float | None
+    """Seconds that the first of them has waited; None as for `Running.seconds`."""
+
+
+class Awaited(msgspec.Struct, frozen=True):
+    """A call to an actor elsewhere, whose result somebody in the process awaits."""
+
+    actor_id: str
+    label: str
+    """The actor's and the method's, as in ``"Scaler(7a3f0c11).scale"``."""
+    process: bytes
+    """The actor's process."""
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """The activity of one process."""
+
+    actors: list[ActorActivity]
+    awaited: list[Awaited]
+    store_used: int
+    """Bytes of living objects in its store."""
+
+
+class Active(Protocol):
+    """The parts of a process that its activity is taken from."""
+
+    hosts: Hosts
+    sessions: Sessions
+
+    def stats(self) -> Stats:
+        """The figures of the process."""
+
+
+class ActivityService:
+    """The activity of a process, for its peers."""
+
+    def __init__(self, process: Active) -> None:
+        self._process = process
+
+    @remote(32)
+    async def activity(self) -> Any:
+        """The activity, as an `Activity` in the types of JSON, and bytes."""
+        return msgspec.to_builtins(self.now(), builtin_types=(bytes,))
+
+    def now(self) -> Activity:
+        """The activity at this moment. On the loop's thread."""
+        process = self._process
+        watchdog, now = process.hosts.watchdog, time.monotonic()
+        seen = {} if watchdog is None else watchdog.seen
+        calls = open_calls(process.sessions)
+        actors = []
+        for host in process.hosts.actors():
+            running: list[Running] = []
+            waits: list[Running] = []
+            for call in calls:
+                if call.host is host and not call.cancelled:
+                    since = now if watchdog is None else seen.get((id(call.session), call.id, call.started), now)
+                    seconds = None if watchdog is None else now - since
+                    told = Running(host.interface.methods[call.code].name, seconds)
+                    (running if call.started else waits).append(told)
+            running.sort(key=lambda each: -(each.seconds or 0.0))
+            waited = max((each.seconds for each in waits if each.seconds is not None), default=None)
+            actor_id = "" if host.info is None else host.info.actor_id.hex()
+            actors.append(ActorActivity(actor_id, host.label, running[:_NAMED], len(waits), waited))
+        awaited = [
+            Awaited(actor.actor_id.hex(), f"{actor.label}.{call.label.rpartition('.')[2]}", actor.location[0])
+            for actor in list(process.sessions.remotes.values())
+            for call in list(actor.unfinished)
+            if call.waiter is not None
+        ]
+        return Activity(actors, awaited[:_NAMED], process.stats().store_used)
+
+
+async def ask_activities(local: LocalProcess, processes: Iterable[bytes], timeout: float) -> dict[bytes, Activity]:
+    """The activities of other processes, which `local` asks, by process. Those that do not answer within `timeout`
+    seconds are left out: their loops are blocked, they have ended, or they are older than the question.
+
+    Cancelling ends the questions.
+    """
+    found: dict[bytes, Activity] = {}
+
+    async def ask(process: bytes) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                told = await local.requests.ask(await local.connections.connect(process), ActivityService.activity)
+            found[process] = msgspec.convert(told, Activity)
+        except (TimeoutError, ConnectionLost, RemoteError, ProtocolError, msgspec.ValidationError):
+            return
+
+    await asyncio.gather(*(ask(process) for process in set(processes)))
+    return found
