@@ -357,8 +357,12 @@ def result_of(call: Call, timeout: float | None) -> Any:
         done.acquire()
         loop.call_soon_threadsafe(call.add_callback, lambda _: done.release())
         wait = -1.0 if timeout is None else min(timeout, TIMEOUT_MAX)
-        if not done.acquire(timeout=wait) and call.state is not _DONE:
-            raise TimeoutError(f"{call.label or 'the value'} was not done after {timeout:.6g} s; it goes on")
+        call.blocked += 1
+        try:
+            if not done.acquire(timeout=wait) and call.state is not _DONE:
+                raise TimeoutError(f"{call.label or 'the value'} was not done after {timeout:.6g} s; it goes on")
+        finally:
+            call.blocked -= 1
     try:
         return value_of(call)
     finally:

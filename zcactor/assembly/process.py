@@ -18,6 +18,7 @@ from zcactor.collectives.lazy_groups import LazyGroups
 from zcactor.collectives.service import GroupService
 from zcactor.errors import ConnectionLost
 from zcactor.execution.activity import ActivityService
+from zcactor.execution.circles import Circles
 from zcactor.execution.runners import Hosts
 from zcactor.execution.threads import Threads
 from zcactor.execution.watchdog import Watchdog
@@ -155,9 +156,11 @@ class Process:
         if role != "agent":
             self.failure_detector = FailureDetector(self.sessions, self.tasks, self.requests, self.head)
             self.connections.on_opened.append(self.failure_detector.begun)
+        activity = ActivityService(self)
         if config.warn_after:
             hosts = self.hosts
             hosts.watchdog = Watchdog(hosts.by_index, self.sessions, self.counters, self.tasks, config.warn_after)
+            hosts.watchdog.on_held = Circles(self, activity).search
         devices = self.resolver.devices
         self.hosts.add(SYSTEM_INDEX, Services, "services", _SERVED, interface=self.services.interface)
         self.services.add_rare(GroupService, self.groups)
@@ -165,8 +168,7 @@ class Process:
         self.serve(
             self.leases, self.adoptions, self.succession, self.promises, self.head, self.idle_reaper,
             self.simultaneous_opens, BroadcastService(self.place.pid, store, self.origins), devices, devices.pieces,
-            devices.direct, Proofs(store, devices.direct), StatsService(self), ActivityService(self), ShuffleService(),
-            self.news,
+            devices.direct, Proofs(store, devices.direct), StatsService(self), activity, ShuffleService(), self.news,
         )  # fmt: skip
 
     def serve(self, *services: object) -> None:

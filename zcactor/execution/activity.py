@@ -114,7 +114,7 @@ class ActivityService:
             Awaited(actor.actor_id.hex(), f"{actor.label}.{call.label.rpartition('.')[2]}", actor.location[0])
             for actor in list(process.sessions.remotes.values())
             for call in list(actor.unfinished)
-            if call.waiter is not None
+            if call.waiter is not None or call.blocked
         ]
         return Activity(actors, awaited[:_NAMED], process.stats().store_used)
 

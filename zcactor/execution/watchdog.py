@@ -14,14 +14,14 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.interface import MethodKind
 from zcactor.logs import logger
 from zcactor.rpc.services import SYSTEM_INDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
     from types import FrameType
 
     from zcactor.execution.actor_runner import ActorRunner
@@ -74,6 +74,8 @@ class Watchdog:
         """The times since when calls have been seen waiting or running, by session, id and whether they run. It is
         replaced at each look."""
         self._said: dict[tuple[int, str], float] = {}
+        self.on_held: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """The coroutine function that runs on the loop after a look which has found a call held up by a method."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -115,7 +117,7 @@ class Watchdog:
             self._asked = now
             self._tasks.loop.call_soon_threadsafe(self._alive)
         self._frames = self._counters.frames_received
-        before, seen = self.seen, {}
+        before, seen, held = self.seen, {}, False
         for incoming in calls:
             if incoming.cancelled or incoming.blockers:
                 continue
@@ -123,14 +125,17 @@ class Watchdog:
             since = seen[key] = before.get(key, now)
             if not incoming.started and now - since >= self._after:
                 self._held_up(now, incoming, calls)
+                held = True
         self.seen = seen
+        if held and self.on_held is not None and self._may_say(now, SYSTEM_INDEX, "circle", self._after):
+            self._tasks.start(self.on_held())
 
     def _alive(self) -> None:
         self._asked = None
 
-    def _may_say(self, now: float, index: int, what: str) -> bool:
+    def _may_say(self, now: float, index: int, what: str, again: float = AGAIN) -> bool:
         last = self._said.get((index, what))
-        if last is not None and now - last < AGAIN:
+        if last is not None and now - last < again:
             return False
         self._said[index, what] = now
         return True
@@ -194,11 +199,11 @@ class Watchdog:
         logger.warning("%s has waited %g s for %s, which %s", spec.label, self._after, what.label, doing)
 
     def _awaited(self) -> Iterator[str]:
-        """The calls out of this process that a plain method waits for, on a loop of its own."""
+        """The calls out of this process that a plain method waits for, in ``result()`` or on a loop of its own."""
         for remote in list(self._sessions.remotes.values()):
             for call in list(remote.unfinished):
                 waiter = call.waiter
-                if waiter is not None and waiter.get_loop() is not self._tasks.loop:
+                if call.blocked or (waiter is not None and waiter.get_loop() is not self._tasks.loop):
                     yield f"{remote.label}.{call.label.rpartition('.')[2]}"
 
 

@@ -54,6 +54,8 @@ class Call:
     """Whether the outcome was retrieved; a failure that nobody retrieved is logged once."""
     waiter: asyncio.Future[None] | None = None
     waiters: list[asyncio.Future[None]] | None = None
+    blocked = 0
+    """Number of threads that wait for it in `ObjectRef.result`."""
     callbacks: list[Callable[[Call], None]] | None = None
     refs = 0
     """Number of living `ObjectRef`s. An await does not count: it works on the call itself."""
