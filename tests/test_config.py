@@ -69,6 +69,8 @@ def test_each_source_beats_the_weaker_ones(here: Path, user: Path) -> None:
     ("variable", "text", "name", "value"),
     [
         ("ZCACTOR_STORE_CAPACITY", "1073741824", "store_capacity", 1 << 30),
+        ("ZCACTOR_STORE_CAPACITY", "1GiB", "store_capacity", 1 << 30),
+        ("ZCACTOR_DEVICE_KEEP_NBYTES", "64 MiB", "device_keep_nbytes", 64 << 20),
         ("ZCACTOR_LOG_TO_DRIVER", "false", "log_to_driver", False),
         ("ZCACTOR_LOG_TO_DRIVER", "1", "log_to_driver", True),
         ("ZCACTOR_SHUTDOWN_TIMEOUT", "2.5", "shutdown_timeout", 2.5),
@@ -86,6 +88,19 @@ def test_the_environment_is_read_by_the_type_of_the_field(
     assert getattr(config, name) == value
     assert type(getattr(config, name)) is type(value)
     assert sources[name] == variable
+
+
+def test_sizes_are_texts_in_files_and_in_a_config_too(here: Path, user: Path) -> None:
+    (here / FILE_NAME).write_text('store_keep_nbytes = "1.5GiB"\n')
+    assert load(here, user, {})[0].store_keep_nbytes == 3 << 29
+    text: Any = "2KiB"
+    assert Config(eager_limit=text).eager_limit == 2048
+    (here / FILE_NAME).write_text('recv_depth = "1KiB"\n')
+    with pytest.raises(TypeError, match="recv_depth = '1KiB' must be int"):
+        load(here, user, {})
+    (here / FILE_NAME).unlink()
+    with pytest.raises(ValueError, match="eager_limit = '1GiB' must be at most 1,048,576"):
+        load(here, user, {"ZCACTOR_EAGER_LIMIT": "1GiB"})
 
 
 def test_empty_and_reserved_variables_set_nothing(here: Path, user: Path) -> None:

@@ -9,13 +9,21 @@ from zcactor.sizes import size
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("0", 0), ("12", 12), ("1.5KiB", 1536), ("256MiB", 256 << 20), ("1 GB", 10**9), ("2gib", 2 << 30)],
+    [
+        ("0", 0),
+        ("12", 12),
+        ("1.5KiB", 1536),
+        ("256MiB", 256 << 20),
+        ("1 GB", 10**9),
+        ("2gib", 2 << 30),
+        ("1TiB", 1 << 40),
+    ],
 )
 def test_sizes(text: str, nbytes: int) -> None:
     assert size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "many", "-1", "1TiB", "1i"])
+@pytest.mark.parametrize("text", ["", "many", "-1", "1PiB", "1i"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is no size: write for instance 256MiB"):
         size(text)

@@ -282,7 +282,7 @@ def _configuration() -> Iterator[str]:
         rows.append(
             (
                 f"`{field.name}`",
-                _kind(str(field.type)),
+                _kind(str(field.type)) + (" or a size" if field.name in config.SIZES else ""),
                 f"`{field.default!r}`",
                 "" if least is None else f"{least:,}",
                 _cell(texts[field.name]),

@@ -17,14 +17,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict
 
 from zcactor.folders import NoFolder, is_there, opened_at_once, shared_by, user_folder
+from zcactor.sizes import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "FILE_NAME", "MAXIMUM", "MAX_VERBS_EAGER_LIMIT", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS",
-    "Config", "FurtherSettings", "Rdma", "Security", "load_config", "ports_of", "rdma_of",
-    "security_of", "unknown_setting",
+    "FILE_NAME", "MAXIMUM", "MAX_VERBS_EAGER_LIMIT", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "SIZES",
+    "TRANSPORTS", "Config", "FurtherSettings", "Rdma", "Security", "load_config", "ports_of", "rdma_of", "security_of",
+    "unknown_setting",
 ]  # fmt: skip
 
 FILE_NAME = "zcactor.toml"
@@ -78,7 +79,7 @@ then (``tcp://10.96.0.12:7433``)."""
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Every setting of one process. Immutable.
+    """Every setting of one process. Immutable. Settings in bytes are given as numbers, or as texts such as ``"1GiB"``.
 
     Attributes:
         store_capacity: bytes that one process's arena may grow to. None means 30 % of memory (the machine's, or the
@@ -351,9 +352,9 @@ class FurtherSettings(TypedDict, total=False):
     """The settings that `zcactor.init` takes by name beside those in its signature; see `Config`. None counts as not
     given."""
 
-    store_min_nbytes: int | None
-    store_keep_nbytes: int | None
-    eager_limit: int | None
+    store_min_nbytes: int | str | None
+    store_keep_nbytes: int | str | None
+    eager_limit: int | str | None
     recv_depth: int | None
     max_pending_calls: int | None
     max_concurrency_async: int | None
@@ -369,8 +370,8 @@ class FurtherSettings(TypedDict, total=False):
     head_timeout: float | None
     head_patience: float | None
     gpu: str | None
-    device_capacity: int | None
-    device_keep_nbytes: int | None
+    device_capacity: int | str | None
+    device_keep_nbytes: int | str | None
     check: Literal["", "bytes"] | None
 
 
@@ -421,6 +422,14 @@ MAXIMUM: Mapping[str, int] = {
 }
 """The largest value of some numeric fields, in the unit of the field. Peers refuse larger ones."""
 
+
+SIZES: Final = frozenset(
+    {
+        "store_capacity", "store_min_nbytes", "store_keep_nbytes", "eager_limit",
+        "device_capacity", "device_keep_nbytes",
+    }
+)  # fmt: skip
+"""The settings in bytes. Each is also given as a text, such as ``"1GiB"``."""
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
@@ -620,7 +629,7 @@ def _checked(name: str, value: object, where: str, *, lax: bool = False) -> obje
         name: of the field.
         value: the value that was given.
         where: the value, with its source, for messages.
-        lax: read numbers and booleans from text, as the environment needs.
+        lax: read numbers and booleans from text, as the environment needs. Sizes are read from text anywhere.
 
     Raises:
         TypeError: the value is not of the field's type.
@@ -633,6 +642,11 @@ def _checked(name: str, value: object, where: str, *, lax: bool = False) -> obje
     kind = _kinds()[name]
     expected = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
     keys = f"Valid keys: {', '.join(sorted(_names()))}"
+    if name in SIZES and isinstance(value, str):
+        try:
+            value = size(value)
+        except ValueError:
+            raise ValueError(f"{where} must be a number of bytes, or a size such as '256MiB'. {keys}") from None
     try:
         converted: object = msgspec.convert(value, kind, strict=not lax)
         if isinstance(converted, str):

@@ -7,7 +7,10 @@ from typing import Final
 
 __all__ = ["size", "sized"]
 
-_UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_UNITS: Final = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}  # fmt: skip
 
 
 def size(text: str) -> int:
@@ -16,7 +19,7 @@ def size(text: str) -> int:
     Raises:
         ValueError: `text` is no size.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMG]?i?B?)", text, re.IGNORECASE)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text, re.IGNORECASE)
     if found is None or found[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is no size: write for instance 256MiB, 1GiB or 1048576")
     return int(float(found[1]) * _UNITS[found[2].upper()])

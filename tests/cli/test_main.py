@@ -50,6 +50,7 @@ def test_doctor(here: Path) -> None:
     (here / "zcactor.toml").write_text("recv_depth = 77\n")
     done = run(here, "doctor", environ={"ZCACTOR_NAMESPACE": "mine", "ZCACTOR_TOKEN": SECRET})
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("zcactor works here: arrays on this host go by reference, ")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["recv_depth", "77", "zcactor.toml"] in lines
     assert ["namespace", "mine", "ZCACTOR_NAMESPACE"] in lines
@@ -76,6 +77,7 @@ def test_exit_status_where_nothing_is_usable(here: Path, options: tuple[str, ...
     done = run(here, "doctor", *options, environ=environ)
     assert (done.returncode, done.stderr) == (1, "")
     assert "the setting verbs is off" in done.stdout
+    assert options or done.stdout.startswith("no transport works here: verbs: ")
 
 
 @pytest.mark.slow
@@ -156,6 +158,8 @@ def test_help(here: Path) -> None:
     done = run(here, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "doctor" in done.stdout
+    assert "..." not in done.stdout.partition("\n")[2]
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert "--json" in run(here, "doctor", "--help").stdout
 
 

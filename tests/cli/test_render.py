@@ -69,6 +69,16 @@ def test_without_rdma(look: Look) -> None:
     )
 
 
+def test_the_verdict_comes_first(look: Look) -> None:
+    report = look()
+    works = "zcactor works here: arrays on this host go by reference, "
+    assert text(report).startswith(f"{works}other hosts do not reach it\n")
+    lacking = replace(report, machine=replace(report.machine, missing_calls=("memfd_create(2) fails here",)))
+    assert text(lacking).startswith("zcactor does not run here\nmemfd_create(2) fails here\n")
+    reached = look(host="0.0.0.0")
+    assert text(reached).startswith(f"{works}to other hosts by tcp\n")
+
+
 def test_with_a_device(look: Look, fabric: FakeFabric) -> None:
     fabric.add_nic("mlx5_0", "10.0.0.1")
     shown = text(look(fabric.binding(), host="0.0.0.0"))

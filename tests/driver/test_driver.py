@@ -19,7 +19,7 @@ import pytest
 
 import zcactor as zc
 from tests.driver.programs import Program
-from zcactor.config import Config, FurtherSettings
+from zcactor.config import SIZES, Config, FurtherSettings
 from zcactor.driver import driver
 from zcactor.process import context
 from zcactor.process.head_outage import HeadGone
@@ -514,7 +514,7 @@ def test_every_setting_is_an_argument() -> None:
     for field, kind in typing.get_type_hints(zc.Config).items():
         assert (field in own) != (field in further), field
         if field in further:
-            assert further[field] == kind | None, field
+            assert further[field] == (kind | str if field in SIZES else kind) | None, field
     assert set(further) < {field.name for field in dataclasses.fields(zc.Config)}
 
 
@@ -525,6 +525,14 @@ async def test_a_setting_by_its_name() -> None:
     async with zc.init(eager_limit=100, config=zc.Config(eager_limit=200, recv_depth=8)) as runtime:
         config = runtime.process.config
         assert (config.eager_limit, config.recv_depth) == (100, 8)
+
+
+async def test_a_size_as_a_text() -> None:
+    async with zc.init(store_capacity="64MiB", eager_limit="8 KiB", config=zc.Config(recv_depth=8)) as runtime:
+        config = runtime.process.config
+        assert (config.store_capacity, config.eager_limit, config.recv_depth) == (64 << 20, 8192, 8)
+    with pytest.raises(ValueError, match="argument: store_capacity = 'much' must be a number of bytes, or a size such"):
+        await zc.init(store_capacity="much")
 
 
 def test_a_name_that_is_no_setting_is_refused_at_the_call() -> None:

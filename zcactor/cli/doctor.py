@@ -63,6 +63,7 @@ __all__ = [
     "examine",
 ]
 
+_WAYS: Final = {"local": "by reference", "tcp": "over TCP", "verbs": "by RDMA"}
 HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _WITH_HUGE_PAGES: Final = frozenset({"always", "within_size", "advise", "force"})
 
@@ -237,6 +238,21 @@ class Report:
     def usable(self) -> bool:
         """Whether any transport is usable, and the kernel has what is needed."""
         return any(transport.usable for transport in self.transports) and not self.machine.missing_calls
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """The verdict on this machine in one sentence, and the next step; that is empty where there is none to take."""
+        if self.machine.missing_calls:
+            return "zcactor does not run here", self.machine.missing_calls[0]
+        if not self.usable:
+            first = self.transports[0]
+            return f"no transport works here: {first.name}: {first.reason}", first.fix
+        ways = [f"arrays on this host go {_WAYS.get(self.same_host, f'by {self.same_host}')}"]
+        ways.append(f"to other hosts by {self.other_host}" if self.other_host else "other hosts do not reach it")
+        if self.gpus.gpus:
+            proven = sum(gpu.proven for gpu in self.gpus.gpus)
+            ways.append(f"{proven} of {len(self.gpus.gpus)} GPUs work")
+        return f"zcactor works here: {', '.join(ways)}", ""
 
     def plain(self) -> dict[str, Any]:
         """The report in the types of JSON: numbers, strings, lists and dictionaries, with the attributes' names."""

@@ -15,10 +15,25 @@ from zcactor.cli.run import run
 from zcactor.cli.status import status
 from zcactor.config import load_config
 
-__all__ = ["app", "demo", "doctor"]
+__all__ = ["Commands", "app", "demo", "doctor"]
 
 
-@click.group()
+class Commands(click.Group):
+    """A group whose help has the whole first paragraph of each command; click cuts it to fit one line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See `click.Group`."""
+        rows = [(name, _summary(command)) for name, command in sorted(self.commands.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _summary(command: click.Command) -> str:
+    text = " ".join((command.help or "").partition("\n\n")[0].split())
+    return text.removesuffix(".")
+
+
+@click.group(cls=Commands)
 @click.version_option(zcactor.__version__, prog_name="zcactor", message="%(prog)s %(version)s")
 def app() -> None:
     """Actors for asyncio that pass large arrays by reference."""

@@ -200,7 +200,7 @@ def custom_resources(text: str | None) -> dict[str, float]:
 @click.option("--num-cpus", type=_AMOUNT, help="CPUs that actors may reserve.")
 @click.option("--num-gpus", type=_AMOUNT, help="GPUs that actors may reserve.")
 @click.option("--resources", metavar="JSON", help="Custom resources.")
-@click.option("--store-capacity", type=int, metavar="BYTES", help="Bound of each process's arena.")
+@click.option("--store-capacity", metavar="SIZE", help="Bound of each process's arena, as in 8GiB.")
 @click.option(
     "--state",
     type=click.Path(file_okay=False),
@@ -226,7 +226,7 @@ def start(
     num_cpus: int | None,
     num_gpus: int | None,
     resources: str | None,
-    store_capacity: int | None,
+    store_capacity: str | None,
     state: str | None,
     directory: str | None,
     standby: bool,
@@ -318,16 +318,16 @@ def _force(config: Config, url: str) -> None:
 
 def _tell(node: StartedNode, block: bool, state: str | None) -> None:
     record = node.record
+    if record.role == "head":
+        click.echo(f'programs       zc.init("{record.address}")')
+        click.echo(f"more nodes     zcactor start --address {record.address}")
+        click.echo(f"token          {node.token}")
+        click.echo("to end it      " + ("Ctrl-C" if block else "zcactor stop"))
     where = "" if block else f", log {record.log}"
     kept = "" if state is None else f", state {state}"
     click.echo(f"zcactor: {record.role} ready at {record.address} ({record.name}, pid {record.pid}{where}{kept})")
     if node.member is not None:
         _tell(node.member, block, None)
-    if record.role == "head":
-        click.echo(f"  token          {node.token}")
-        click.echo(f"  more nodes     zcactor start --address {record.address}")
-        click.echo(f'  programs       zc.init("{record.address}")')
-        click.echo("  to end it      " + ("Ctrl-C" if block else "zcactor stop"))
 
 
 def _end_by_signals(node: StartedNode) -> None:

@@ -168,6 +168,11 @@ def render(report: Report, console: Console) -> None:
         console.print()
         console.print(Text(text, "bold"))
 
+    verdict, step = report.verdict
+    console.print(Text(verdict, "bold green" if report.usable else "bold red"))
+    if step:
+        console.print(Text(step))
+    console.print()
     console.print(Text(f"zcactor {report.version}", "bold"))
     console.print(Text(f"{report.python} on {report.system}"))
     if report.bytecode_fix:

@@ -125,7 +125,7 @@ def init(
     num_cpus: int | None = None,
     num_gpus: int | None = None,
     resources: Mapping[str, float] = {},
-    store_capacity: int | None = None,
+    store_capacity: int | str | None = None,
     token: str | None = None,
     transports: Sequence[str] | None = None,
     security: str | None = None,
@@ -149,8 +149,8 @@ def init(
         num_gpus: number of GPUs that actors may reserve; default the GPUs that this process sees. For an embedded node
             only.
         resources: amounts of custom resources, by name, each at least 0. For an embedded node only.
-        store_capacity: bytes; bounds the arena of each process. Default 30 % of the memory of the machine, or of the
-            memory that control groups allow.
+        store_capacity: bytes, or a size such as ``"1GiB"``; bounds the arena of each process. Default 30 % of the
+            memory of the machine, or of the memory that control groups allow.
         token: the cluster's secret, 64 hexadecimal digits; the default is the token in ``ZCACTOR_TOKEN_FILE``,
             ``ZCACTOR_TOKEN`` or the user's token file. An embedded node makes its own.
         transports: allowed transports in the order of preference, of ``"local"``, ``"verbs"``, ``"tcp"``.
