@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -450,9 +451,9 @@ def test_status_with_settings_that_are_a_nodes(hosts: Hosts, name: str) -> None:
     assert json.loads(done.stdout)["address"] == head.record.address
 
 
-def test_status_where_nothing_runs(hosts: Hosts) -> None:
-    alone = {"TMPDIR": str(hosts.directory)}  # programs of other tests have theirs elsewhere
-    assert "no node of yours runs on this host; give --address HOST:PORT" in refused(hosts, "status", environ=alone)
+def test_status_where_nothing_runs(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(hosts.directory))  # programs of other tests have theirs elsewhere
+    assert "no node of yours runs on this host; give --address HOST:PORT" in refused(hosts, "status")
     assert "'nowhere' is no address" in refused(hosts, "status", environ={"ZCACTOR_ADDRESS": "nowhere"})
 
 

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,7 +133,7 @@ async def test_sockets_that_are_not_private_are_not_looked_at(
     base: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
-    monkeypatch.setenv("TMPDIR", str(base))
+    monkeypatch.setattr(tempfile, "tempdir", str(base))  # programs of other tests have theirs elsewhere
     listener, path = listening(base)
     if spoil == "folder open to others":
         path.parent.chmod(0o755)
@@ -168,7 +169,7 @@ async def test_sockets_that_are_not_private_are_not_looked_at(
 @pytest.mark.root
 async def test_a_folder_of_another_user_is_not_looked_at(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
-    monkeypatch.setenv("TMPDIR", str(base))
+    monkeypatch.setattr(tempfile, "tempdir", str(base))  # programs of other tests have theirs elsewhere
     listener, path = listening(base)
     with listener:
         os.chown(path.parent, 65534, 65534)
