@@ -268,7 +268,9 @@ def _kind(path: str, body: Message) -> str:
         return "lead"
     if "VERSION" in targets:
         return "record"
-    return "touch" if "request_put" in body["success"][0] else "page"
+    if "request_put" in body["success"][0]:
+        return "touch"
+    return "entry" if _bytes(body["success"][0]["request_range"]["key"]).endswith(b"/entries/cluster/state") else "page"
 
 
 def _refuse(status: int, code: int, message: str) -> web.Response:

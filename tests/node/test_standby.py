@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.control.fake_etcd import FakeEtcd
@@ -16,13 +18,16 @@ from tests.transport.local_arena import TOKEN
 from tests.transport.tcp_arena import tcp_listener
 from zcactor.config import Config
 from zcactor.control import election
-from zcactor.control.entries import DriverEntry, MemberEntry, closed_change, opened_change
+from zcactor.control.entries import ClusterEntry, DriverEntry, MemberEntry, closed_change, opened_change
 from zcactor.control.head_log import Deposed, LogUnusable
 from zcactor.ids import ProcessId
 from zcactor.node import standby as standby_module
+from zcactor.node.agent_main import launch, send_setup
 from zcactor.node.standby import StandbyBootstrap, written
 from zcactor.process.tasks import Tasks
 from zcactor.transport.stream.probe import Standby, identify
+from zcactor.transport.version import PROTOCOL_VERSION
+from zcactor.workers.run_directory import RunDirectory
 
 PATIENCE = 60.0
 CLUSTER = ProcessId(b"c" * 16)
@@ -237,6 +242,46 @@ async def test_a_standby_whose_cluster_has_ended(make: Make) -> None:
     assert second.is_over
 
 
+def newer_cluster() -> Any:
+    """The change by which a head of a later version begins its term."""
+    entry = ClusterEntry(False, CLUSTER, "127.0.0.1:1", PROTOCOL_VERSION + 1)
+    return opened_change(CLUSTER, "127.0.0.1:1")._replace(value=msgspec.msgpack.encode(entry))
+
+
+async def test_a_standby_that_is_older_than_the_head_that_leads_says_so_at_once(make: Make) -> None:
+    """The user is not told that it stands by."""
+    head, stood = await led(make()), list[str]()
+    await head.record(newer_cluster())
+    older = make(waits=True, stood=stood)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(LogUnusable, match=f"speaks protocol {PROTOCOL_VERSION + 1}, and this zcactor speaks"):
+            await older.take()
+    assert not stood
+    head.process.tasks.cancel()
+
+
+async def test_a_standby_ends_once_a_newer_head_leads(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby_module, "_ABLE", 0.02)
+    _, head, older, taking, stood = await one_waits(make)
+    await head.record(newer_cluster())
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(LogUnusable, match=f"speaks protocol {PROTOCOL_VERSION + 1}, and this zcactor speaks"):
+            await taking
+    assert older.stood and stood
+    head.process.tasks.cancel()
+
+
+async def test_a_standby_stands_by_though_etcd_tells_nothing_of_the_log(etcd: FakeEtcd, make: Make) -> None:
+    head, stood = await led(make()), list[str]()
+    etcd.fail("entry", (400, 3, "etcdserver: no"))
+    taking = asyncio.create_task(make(waits=True, stood=stood).take())
+    await until(lambda: stood)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    head.process.tasks.cancel()
+
+
 async def test_a_standby_whose_log_cannot_be_read_tries_again(etcd: FakeEtcd, make: Make) -> None:
     first, head, _, taking, _ = await one_waits(make)
     etcd.fail("page", (400, 3, "etcdserver: no"))
@@ -310,3 +355,32 @@ async def test_a_standby_that_is_cancelled(make: Make) -> None:
     with pytest.raises(asyncio.CancelledError):
         await taking
     head.process.tasks.cancel()
+
+
+async def test_a_standby_that_cannot_lead_says_so_to_its_user(etcd: FakeEtcd, make: Make, tmp_path: Path) -> None:
+    """In its log and by its status: the command that has started it ended when it stood by."""
+    first = make()
+    head = await led(first)
+    directory = RunDirectory(tmp_path)
+    config = Config()
+    with open(tmp_path / "log", "wb", buffering=0) as log:
+        agent, control = launch(directory.lock_fd, log)
+    with control:
+        send_setup(
+            control,
+            {
+                "directory": str(directory.path), "token": TOKEN, "agent": CLUSTER, "driver": b"",
+                "head": (CLUSTER, ""), "clustered": True, "port": 0, "stays": True, "loop": "asyncio",
+                "config": asdict(config), "cwd": str(tmp_path), "heartbeat": 1.0, "hang_after": 1.0, "rank": None,
+                "resources": {}, "gpus": [], "state": None, "beside": False, "etcd": (etcd.url, False, True),
+                "follows": "", "again": {}, "record": bytes(16).hex(), "worker": {},
+            },
+        )  # fmt: skip
+        assert (await asyncio.to_thread(control.recv, 1000))[:1] == b"s"
+        control.close()
+        await head.record(newer_cluster())
+        head.process.tasks.cancel()
+        await first.aclose()
+        assert await asyncio.to_thread(agent.wait, PATIENCE) == 1
+    text = (tmp_path / "log").read_text()
+    assert f"this head cannot stand by: the log {etcd.url} is of a cluster that speaks protocol" in text, text

@@ -57,22 +57,32 @@ class Bootstrap:
         """
         self._term = await self.log.campaign(me)
         self._state = await self.log.load(self._term)
-        try:
-            entries = read(self._state)
-        except msgspec.DecodeError as error:
-            raise LogUnusable(f"the log {self.name} has an entry of another form: {error}; {self._remedy}") from error
+        entries = self.read(self._state)
         known = entries.cluster
         self.closed = known is not None and known.closed
         if known is not None and not known.closed:
-            if not OLDEST_SERVED <= known.protocol <= PROTOCOL_VERSION:
-                raise LogUnusable(
-                    f"the log {self.name} is of a cluster that speaks protocol {known.protocol or 'before 14'}, and "
-                    f"this zcactor speaks {PROTOCOL_VERSION}: start the head with the zcactor that wrote it; or "
-                    f"{self._remedy}"
-                )
             if known.cluster != self.cluster:
                 raise LogUnusable(f"another head has begun a cluster with the log {self.name} just now; try again")
             self.entries = entries
+
+    def read(self, state: HeadState) -> Entries:
+        """Read entries of the log with which this head is to go on.
+
+        Raises:
+            LogUnusable: they are in another form, or of a cluster that goes on and whose heads speak a protocol that
+                this one does not read.
+        """
+        try:
+            entries = read(state)
+        except msgspec.DecodeError as error:
+            raise LogUnusable(f"the log {self.name} has an entry of another form: {error}; {self._remedy}") from error
+        known = entries.cluster
+        if known is not None and not known.closed and not OLDEST_SERVED <= known.protocol <= PROTOCOL_VERSION:
+            raise LogUnusable(
+                f"the log {self.name} is of a cluster that speaks protocol {known.protocol or 'before 14'}, and this "
+                f"zcactor speaks {PROTOCOL_VERSION}: start the head with the zcactor that wrote it; or {self._remedy}"
+            )
+        return entries
 
     async def begin(self, head: Head, address: str) -> None:
         """Begin the term of a head that listens at `address`, ``host:port``, and takes no connection yet.

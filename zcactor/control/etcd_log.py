@@ -315,6 +315,22 @@ class EtcdLog:
                 return state
             revision = revision or int(answer["header"]["revision"])
 
+    async def entry_of(self, epoch: int, kind: str, key: str) -> bytes | None:
+        """One entry as it is in the term of another head, of that epoch; None where there is none, or that is over.
+
+        Raises:
+            LogUnusable: the entry is not of a holder of the cluster's token.
+            LogUnavailable: the log does not answer.
+        """
+        try:
+            answer = await self._call(_TXN, self._keys.entry(epoch, kind, key), within=self._patience)
+        except (EtcdSilent, EtcdRefused) as error:
+            raise self._unavailable(error) from error
+        state: dict[str, dict[str, bytes]] = {}
+        if answer.get("succeeded"):
+            self._keys.entries(epoch, answer, state)
+        return state.get(kind, {}).get(key)
+
     async def record(self, term: Term, changes: Sequence[Change]) -> None:
         check_batch(changes)
         held = self._check(term)

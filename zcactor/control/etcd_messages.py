@@ -363,6 +363,13 @@ class EtcdKeys:
             "compare": [self._in_term(epoch)], "success": [{"request_range": wanted}], "failure": self._head_range()
         }  # fmt: skip
 
+    def entry(self, epoch: int, kind: str, key: str) -> Message:
+        """The transaction that reads one entry, where the term lasts; `entries` takes its answer."""
+        wanted = {"key": text_of(self._entries + f"{kind}/{key}".encode())}
+        return {
+            "compare": [self._in_term(epoch)], "success": [{"request_range": wanted}], "failure": self._head_range()
+        }  # fmt: skip
+
     def entries(self, epoch: int, answer: Message, state: dict[str, dict[str, bytes]]) -> bytes | None:
         """Add a page's entries to `state`, as read in the term of `epoch`. Returns its last key where there are more.
 

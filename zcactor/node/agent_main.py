@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zcactor.folders import working_directory
+from zcactor.logs import logger
 from zcactor.standard import open_standard
 from zcactor.transport.os_process import OsProcess, pid_space
 from zcactor.workers.orphans import MARK, keep_orphans
@@ -404,12 +405,15 @@ async def _serve(
             if not await _led(loop, control, standby, setup):
                 return 0
         except (ZcactorError, ValueError) as error:
+            if setup.get("ready") or (standby is not None and standby.stood):  # the launcher does not listen any more
+                logger.error("this head cannot stand by: %s", error)
+                return 1
             _tell(control, b"e" + str(error).encode())
             return 0
         except OSError as error:
             _tell(control, f"ecannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
             return 0
-        setup["port"] = standby.port
+        setup["port"], setup["ready"] = standby.port, True
     store = Store(within_limits(AGENT_ARENA), setup["agent"])
     directory = Path(setup["directory"])
     head, head_address = setup["head"]

@@ -8,11 +8,12 @@ import ipaddress
 import os
 import socket
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from zcactor.control.election import Election
+from zcactor.control.entries import CLUSTER_KEY
 from zcactor.control.etcd_log import EtcdLog
-from zcactor.control.head_log import Candidate, LogUnusable
+from zcactor.control.head_log import Candidate, LogUnavailable, LogUnusable
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.logs import logger
 from zcactor.node.head_state import HeadBootstrap
@@ -95,6 +96,9 @@ _LEFT: Final = 15.0
 busy machine needs more."""
 _ANSWER: Final = 2.0
 """Seconds that a standby has to say that it is there."""
+_ABLE: Final = 10.0
+"""Seconds between two looks of a standby at the protocol of the head that leads. One of a newer version may have taken
+over, whose log this one could not read once it leads."""
 
 
 def written(host: str, port: int) -> str:
@@ -122,6 +126,8 @@ class StandbyBootstrap(Election, HeadBootstrap):
         self._fresh: bool = fresh
         self._waits: bool = waits
         self._standing_by = standing_by
+        self._heard = asyncio.Event()
+        """Set when the head that leads, or its absence, was told."""
 
     @property
     def port(self) -> int:
@@ -132,7 +138,8 @@ class StandbyBootstrap(Election, HeadBootstrap):
         """Wait until this head leads. Meanwhile it tells others which head does.
 
         Raises:
-            LogUnusable: the log cannot be used as it is, or another head leads and this one is no standby.
+            LogUnusable: the log cannot be used as it is, or could not be once this head leads, as the head that leads
+                is of a newer version; or another head leads and this one is no standby.
             LogUnavailable: the log cannot be read.
             OSError: this head cannot listen.
 
@@ -146,7 +153,7 @@ class StandbyBootstrap(Election, HeadBootstrap):
         try:
             self._etcd.announce(Candidate(self._address, place.host, place.pid))
             if self._waits:
-                await self.win(Candidate(self._address, place.host, place.pid))
+                await self._stand_by(signpost, Candidate(self._address, place.host, place.pid))
             else:
                 async with asyncio.timeout(_LEFT):
                     await self.campaign(Candidate(self._address, place.host, place.pid))
@@ -168,9 +175,40 @@ class StandbyBootstrap(Election, HeadBootstrap):
     async def _follow(self, signpost: Signpost) -> None:
         async for leader in self.log.leaders():
             signpost.leader = HeadWord("", 0) if leader is None else HeadWord(leader.address, leader.epoch)
-            if leader is not None and self._waits and leader.address != self._address and not self.stood:
-                self.stood = True
-                self._standing_by(self._address)
+            self._heard.set()
+
+    async def _stand_by(self, signpost: Signpost, me: Candidate) -> None:
+        """Wait until this head leads, as long as it could."""
+        waiting = [asyncio.create_task(self._stay_able(signpost)), asyncio.create_task(self.win(me))]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _stay_able(self, signpost: Signpost) -> NoReturn:
+        """Look again and again whether this head could go on with the log of the one that leads. Say once that it
+        stands by.
+
+        Raises:
+            LogUnusable: it could not.
+        """
+        while True:
+            leader = signpost.leader
+            if leader.place and leader.place != self._address:
+                with contextlib.suppress(LogUnavailable):  # etcd is away, and may say it later
+                    found = await self._etcd.entry_of(leader.epoch, "cluster", CLUSTER_KEY)
+                    self.read({} if found is None else {"cluster": {CLUSTER_KEY: found}})
+                if not self.stood:
+                    self.stood = True
+                    self._standing_by(self._address)
+            self._heard.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ABLE):
+                    await self._heard.wait()
 
     @property
     def is_over(self) -> bool:
