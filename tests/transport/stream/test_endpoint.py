@@ -30,10 +30,10 @@ class Bare(Endpoint):
         self.closed: list[str] = []
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
-        raise NotImplementedError
+        raise AssertionError("these tests close an endpoint, and start none")
 
     async def connect(self, address: str) -> Connection:
-        raise NotImplementedError
+        raise AssertionError("these tests close an endpoint, and connect by none")
 
     async def aclose(self) -> None:
         self.closed.append("closed")
@@ -62,7 +62,7 @@ class Door(ListeningEndpoint):
         self.listen(accepted)
 
     async def connect(self, address: str) -> Connection:
-        raise NotImplementedError
+        raise AssertionError("these tests connect to a door, and never from one")
 
     async def _keep(self, sock: socket.socket) -> None:
         self.arrived.append(sock)
