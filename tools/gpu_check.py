@@ -2,7 +2,8 @@
 
     python tools/gpu_check.py [--driver cuda|fake] --out DIR [--only NAME,...] [--limit SECONDS]
 
-Each check is a process of its own with a time limit, so that one that hangs costs one row. The rows are printed, and
+Each check is a process of its own with a time limit, so that one that hangs costs one row. With the fake GPU as many
+run at once as there are processors. The rows are printed, and
 written to DIR/gpu_check.jsonl: ``{"check", "status", "seconds", "detail", "figures"}``, with the status pass, fail,
 skip or timeout. The exit status is 0 when no row is fail or timeout, 1 when one is, 2 for wrong arguments, and 3
 without a GPU. With the fake GPU no figure says anything about a real one.
@@ -11,14 +12,16 @@ without a GPU. With the fake GPU no figure says anything about a real one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
@@ -34,15 +37,30 @@ MARK: Final = "GPU_CHECK_ROW "
 NO_DEVICE: Final = 3
 
 
-def row(name: str, driver: str, limit: float) -> dict[str, Any]:
-    """Run a check in a process of its own. Returns its row."""
+class Begun(NamedTuple):
+    """A check that runs in a process of its own."""
+
+    name: str
+    process: subprocess.Popen[str]
+    at: float
+    """The time of its beginning."""
+
+
+def begin(name: str, driver: str) -> Begun:
+    """Begin a check in a process of its own."""
     command = [sys.executable, str(Path(__file__).resolve()), "--driver", driver, "--child", name]
-    began = time.monotonic()
+    at = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, cwd=ROOT
     )
+    return Begun(name, process, at)
+
+
+def row(begun: Begun, limit: float) -> dict[str, Any]:
+    """Wait for the end of a check. Returns its row."""
+    name, process, began = begun
     try:
-        printed, _ = process.communicate(timeout=limit)
+        printed, _ = process.communicate(timeout=max(0.0, began + limit - time.monotonic()))
     except subprocess.TimeoutExpired:
         end(process)
         printed, _ = process.communicate()
@@ -95,10 +113,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.driver == "fake":
         print("the GPU is the fake one: no figure says anything about a real GPU")
     options.out.mkdir(parents=True, exist_ok=True)
-    statuses = set()
-    with (options.out / "gpu_check.jsonl").open("w") as file:
-        for name in names:
-            found = row(name, options.driver, options.limit)
+    at_once = 1 if options.driver == "cuda" else os.cpu_count() or 1  # on a real GPU one check would slow the other
+    statuses, begun, waiting = set(), deque[Begun](), deque(names)
+    with contextlib.ExitStack() as whatever_happens, (options.out / "gpu_check.jsonl").open("w") as file:
+        while begun or waiting:
+            while waiting and len(begun) < at_once:
+                begun.append(begin(waiting.popleft(), options.driver))
+                whatever_happens.callback(end, begun[-1].process)
+            found = row(begun.popleft(), options.limit)
             file.write(json.dumps(found) + "\n")
             file.flush()
             statuses.add(found["status"])

@@ -71,13 +71,13 @@ def test_the_reports_of_checks(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 @pytest.mark.slow
 def test_a_check_that_fails() -> None:
-    found = gpu_check.row("no such check", "fake", 300)
+    found = gpu_check.row(gpu_check.begin("no such check", "fake"), 300)
     assert found["status"] == "fail" and found["detail"].startswith("ended with 1: ")
     assert "KeyError: 'no such check'" in found["detail"]
 
 
 def test_a_check_that_takes_too_long() -> None:
-    found = gpu_check.row("facts", "fake", 0.001)
+    found = gpu_check.row(gpu_check.begin("facts", "fake"), 0.001)
     assert found["status"] == "timeout" and found["detail"].startswith("not done after 0.001 s")
 
 
