@@ -10,8 +10,9 @@ has what its tests need.
 
 Then each wheel goes into an empty environment of its Python, as pyenv or the path have it, with ``CC=/bin/false`` and
 no checkout on the path. There the README's program runs: in a site-packages that cannot be written to, from an empty
-folder, and beside a checkout that was not built. The command line works, or says which extra it needs. The names of
-each extra can be resolved. Each failure is a line, and the exit status is 1.
+folder, and beside a checkout that was not built. The command line works, or says which extra it needs. Then the ways of
+`tools/minutes.py` run: typed into IPython, under pytest, behind FastAPI, as a notebook. The names of each extra can be
+resolved. Each failure is a line, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ if __name__ == "__main__":  # a script's path begins with its own folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.dist import ROOT, interpreter
+from tools.minutes import PACKAGES, PATIENCE, block, ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from email.message import Message
 
-__all__ = ["main", "native_faults", "program", "sdist_faults", "wheel_faults"]
+__all__ = ["main", "native_faults", "sdist_faults", "wheel_faults"]
 
 LARGEST: Final = 2_000_000
 """Bytes of a wheel, packed."""
@@ -177,18 +179,6 @@ def sdist_faults(sdist: Path) -> list[str]:
     return faults
 
 
-def program(page: str) -> str:
-    """The first Python block of a page that runs a program.
-
-    Raises:
-        ValueError: there is none.
-    """
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        if "zc.run(" in block:
-            return str(block)
-    raise ValueError("the README has no program")
-
-
 def _obey_modes() -> None:
     """Have the modes of files hold for this process even where it is root's."""
     ctypes.CDLL(None).prctl(_DROP_FROM_BOUNDING_SET, _OVERRIDE_MODES, 0, 0, 0)
@@ -201,12 +191,13 @@ class _Environment:
     python: str
     home: Path
 
-    def run(self, words: Sequence[str], *, cwd: Path | None = None) -> tuple[int, str]:
+    def run(self, words: Sequence[str], *, cwd: Path | None = None, patience: float = 300.0) -> tuple[int, str]:
         """Run a command of this environment's Python; return its exit status and its output.
 
         Args:
             words: the arguments of the interpreter.
             cwd: the working directory, by default an empty folder.
+            patience: seconds until it is ended.
         """
         environ = {
             key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL", "ZCACTOR"))
@@ -215,11 +206,11 @@ class _Environment:
         try:
             done = subprocess.run(
                 [self.python, *words], env=environ | _AS_USERS | home, cwd=cwd or self.home,
-                check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+                check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patience,
                 preexec_fn=_obey_modes,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return -1, "it had not ended after 300 s"
+            return -1, f"it had not ended after {patience:g} s"
         return done.returncode, done.stdout.strip()
 
 
@@ -253,7 +244,7 @@ def _last(text: str) -> str:
 def _run_faults(environment: _Environment, checkout: Path) -> Iterator[str]:
     """The faults of an installed wheel, found by running programs as a user does."""
     written = environment.home / "program.py"
-    written.write_text(program((ROOT / "README.md").read_text()))
+    written.write_text(block((ROOT / "README.md").read_text(), "zc.run("))
     expected = "with 0 bytes copied"
     (package,) = Path(environment.python).parents[1].glob("lib/python*/site-packages/zcactor")
     folders = [package.parent, package, *(path for path in package.rglob("*") if path.is_dir())]
@@ -301,6 +292,27 @@ def _command_line_faults(environment: _Environment, wheel: Path) -> Iterator[str
             yield f"zcactor {' '.join(words)} ends with status {status}: {_last(said)}"
 
 
+def _minutes_faults(environment: _Environment, folder: Path) -> Iterator[str]:
+    """The faults that a newcomer meets within the first ten minutes.
+
+    Args:
+        environment: the wheel's. The packages that the ways need are installed into it.
+        folder: an empty one, where each way gets a folder.
+    """
+    status, said = environment.run(["-m", "pip", "install", "--quiet", "--no-compile", *PACKAGES])
+    if status:
+        yield f"cannot be tried as newcomers do, as {', '.join(PACKAGES)} cannot be installed: {_last(said)}"
+        return
+    for number, way in enumerate(ways(ROOT)):
+        here = folder / str(number)
+        here.mkdir(parents=True)
+        for name, text in way.files.items():
+            (here / name).write_text(text, "utf-8")
+        status, said = environment.run(way.words, cwd=here, patience=PATIENCE)
+        if status or way.expected not in said:
+            yield f"{way.name}, the first program does not print {way.expected!r}: {_last(said)}"
+
+
 def _extra_faults(environment: _Environment, wheel: Path) -> Iterator[str]:
     """The extras with names that cannot be resolved. One look at all of them is enough where it succeeds."""
     resolve = ["-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
@@ -329,6 +341,7 @@ def _install_faults(wheel: Path, sdist: Path) -> Iterator[str]:
             return
         yield from _run_faults(environment, _checkout(sdist, folder / "sources"))
         yield from _command_line_faults(environment, wheel)
+        yield from _minutes_faults(environment, folder / "minutes")
         yield from _extra_faults(environment, wheel)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.dist_check import EXTRAS, LARGEST, NEEDED, PARTS, SOURCES, main, native_faults, program, wheel_faults
+from tools.dist_check import EXTRAS, LARGEST, NEEDED, PARTS, SOURCES, main, native_faults, wheel_faults
 
 FOLDER = "/home/builder"
 INFO = "zcactor-1.dist-info"
@@ -157,10 +157,3 @@ def test_each_fault_of_an_sdist_is_one_line(
 def test_a_folder_without_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([], tmp_path) == 1
     assert capsys.readouterr().err == f"dist-check: {tmp_path} has 0 sdists and 0 wheels; run make dist\n"
-
-
-def test_the_program_of_a_page_is_its_first_one_that_runs() -> None:
-    page = "# A\n\n```python\nimport a\n```\n\n```python\nzc.run(main())\n```\n\n```python\nzc.run(other())\n```\n"
-    assert program(page) == "zc.run(main())\n"
-    with pytest.raises(ValueError, match="the README has no program"):
-        program("# A\n")
