@@ -51,7 +51,9 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = False  # so that attributes are objects, to which links lead
 
-napoleon_custom_sections = [("Raises when awaited", "Raises"), ("Raises when entered", "Raises")]
+napoleon_custom_sections = [
+    "Remedy", "Usual causes", ("Raises when awaited", "Raises"), ("Raises when entered", "Raises")
+]  # fmt: skip
 
 nitpick_ignore_regex = [
     ("py:.*", r"(asyncio|collections|concurrent|contextlib|numpy|np|npt|os|pathlib|types|typing)\..*"),

@@ -119,7 +119,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
-_SECTION: Final = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):\n((?: {4}.*\n|\n)*)", re.MULTILINE)
+_SECTION: Final = re.compile(
+    r"^(Args|Attributes|Raises|Remedy|Returns|Usual causes|Yields):\n((?: {4}.*\n|\n)*)", re.MULTILINE
+)
 
 
 def _parts(thing: object) -> tuple[str, dict[str, dict[str, str]]]:
@@ -297,6 +299,30 @@ def _configuration() -> Iterator[str]:
     yield "How to change them: [Change settings](../how-to/settings.md)."
 
 
+def _first(cls: type) -> str:
+    return _parts(cls)[0].split("\n\n")[0]
+
+
+def _error(cls: type, name: str) -> Iterator[str]:
+    """The section about an error: its meaning, what usually causes it, what to do, and its attributes."""
+    fields = next((found for each in ("Attributes", "Args") if (found := _parts(cls)[1].get(each))), {})
+    foreign = [f"`{base.__name__}`" for base in cls.__bases__ if not issubclass(base, errors.ZcactorError)]
+    also = [each for each in foreign if each not in ("`Exception`", "`object`")]
+    yield f"## {name}"
+    yield ""
+    yield _markdown(_first(cls)) + (f" It is also a {' and a '.join(also)}." if also else "")
+    yield ""
+    told = {found[1]: _markdown(found[2]) for found in _SECTION.finditer(f"{inspect.getdoc(cls)}\n")}
+    for section in ("Usual causes", "Remedy"):
+        if not told.get(section):
+            raise Undocumented(f"the docstring of {name} has no section {section!r}")
+        yield f"- **{section}**: {told[section]}"
+    if fields:
+        yield "- **Attributes**:"
+        yield from (f"  - `{field}`: {_markdown(text)}" for field, text in fields.items())
+    yield ""
+
+
 def _errors() -> Iterator[str]:
     named: list[Any] = [getattr(errors, name) for name in errors.__all__]
     classes = [value for value in named if inspect.isclass(value)]
@@ -307,31 +333,22 @@ def _errors() -> Iterator[str]:
         """
         # Errors
 
-        Every exception that zcactor raises on its own account is a `ZcactorError`. Wrong arguments are a `TypeError`
-        or `ValueError`, at the call.
-
-        ```text
+        Look up an error by its name: its meaning, its usual causes, and what to do. Every exception that zcactor raises
+        on its own account is a `ZcactorError`. Wrong arguments are a `TypeError` or `ValueError`, at the call.
         """
     )
-    yield from inspect.cleandoc(tree[1]).splitlines()
-    yield "```"
-    yield ""
-    rows = []
-    for cls in sorted(classes, key=lambda each: each.__name__):
-        text, sections = _parts(cls)
-        fields = sections.get("Attributes") or sections.get("Args") or {}
-        foreign = [base.__name__ for base in cls.__bases__ if not issubclass(base, errors.ZcactorError)]
-        where = "zc" if cls.__name__ in zcactor.__all__ else "zc.errors"
-        rows.append(
-            (
-                f"`{where}.{cls.__name__}`",
-                ", ".join(f"`{name}`" for name in foreign if name not in ("Exception", "object")),
-                _cell(text.split("\n\n")[0]),
-                "<br>".join(f"`{name}`: {_cell(what)}" for name, what in fields.items()),
-            )
-        )
-    yield from _table(("error", "also a", "meaning", "attributes"), rows)
-    yield "What to do about them: [Supervise actors and handle errors](../how-to/supervision.md)."
+    names = {
+        cls: f"{'zc' if cls.__name__ in zcactor.__all__ else 'zc.errors'}.{cls.__name__}"
+        for cls in sorted(classes, key=lambda each: each.__name__)
+    }
+    yield from _table(
+        ("error", "meaning"),
+        ((f"[`{name}`](#{name.replace('.', '').lower()})", _cell(_first(cls))) for cls, name in names.items()),
+    )
+    for cls, name in names.items():
+        yield from _error(cls, name)
+    yield from ("## The tree", "", "```text", *inspect.cleandoc(tree[1]).splitlines(), "```", "")
+    yield "How to go on after errors: [Supervise actors and handle errors](../how-to/supervision.md)."
 
 
 def _sentence(text: str | None, where: str) -> str:

@@ -83,11 +83,25 @@ __all__ = [
 
 
 class ZcactorError(Exception):
-    """The base class of every exception that zcactor raises on its own account."""
+    """The base class of every exception that zcactor raises on its own account.
+
+    Usual causes:
+        the classes on this page, and a few of the package's inside that have no public name.
+
+    Remedy:
+        catch it where any failure of zcactor is handled in the same way; otherwise catch the class that you expect.
+    """
 
 
 class ActorError(ZcactorError):
-    """An error about one actor: it is dead, unreachable, full, not found, or cannot be placed."""
+    """An error about one actor: it is dead, unreachable, full, not found, or cannot be placed.
+
+    Usual causes:
+        its subclasses: this class itself is not raised.
+
+    Remedy:
+        catch it where it does not matter why an actor is of no use; otherwise catch the subclass.
+    """
 
 
 class _ActorGone(ActorError):
@@ -118,6 +132,15 @@ class _ActorGone(ActorError):
 class ActorDied(_ActorGone):
     """The actor's process ended, or the actor was stopped or killed. It does not come back.
 
+    Usual causes:
+        the actor's process was killed (``zc.kill``, a signal, the kernel for lack of memory), ended itself or crashed
+        in native code; the actor was stopped, or its last handle or its spawner went; its constructor raised when it
+        was to start again.
+
+    Remedy:
+        read `cause`, which names signal or exit status; call another actor, and spawn with ``max_restarts`` where the
+        actor is to come back.
+
     Attributes:
         actor: label of the actor.
         cause: why the actor died; empty where no cause is known.
@@ -129,6 +152,13 @@ class ActorDied(_ActorGone):
 
 class ActorUnavailable(_ActorGone):
     """The actor is being restarted or cannot be reached now; a later call may succeed.
+
+    Usual causes:
+        the actor's process ended and restarts are left; the connection to it broke, or its host does not answer.
+
+    Remedy:
+        call again where `maybe_executed` is False or the method may run twice; ``@zc.method(idempotent=True,
+        retries=n)`` does so by itself.
 
     Attributes:
         actor: label of the actor.
@@ -143,6 +173,14 @@ class GroupBroken(ActorDied):
     """A member of the group is gone, or the group was formed anew: this value of it takes no further collectives.
 
     ``await group.reform()`` or ``await group.without(rank)`` makes a group that works.
+
+    Usual causes:
+        a member died while others waited in a collective; a value of the group from before ``reform()`` or
+        ``without()`` was used.
+
+    Remedy:
+        make a group that works by ``await group.without(error.rank)`` or ``await group.reform()``, and pass it to the
+        members.
 
     Attributes:
         rank: rank of the member that is gone; -1 where a later epoch has superseded the group.
@@ -169,19 +207,48 @@ class GroupBroken(ActorDied):
 
 class MailboxFull(ActorError):
     """A caller already has `max_pending_calls` unfinished calls to the actor; await some of them before sending
-    more."""
+    more.
+
+    Usual causes:
+        a loop that sends calls, and awaits none of them, has outrun the actor.
+
+    Remedy:
+        await calls as you go, as by ``zc.wait``, or raise ``max_pending_calls``.
+    """
 
 
 class NameTaken(ActorError):
-    """A living actor in the namespace has that name; use ``get_if_exists=True`` or another name."""
+    """A living actor in the namespace has that name; use ``get_if_exists=True`` or another name.
+
+    Usual causes:
+        a program that ran before left a detached actor of that name; two programs share a namespace.
+
+    Remedy:
+        pass ``get_if_exists=True``, end the other actor by ``zc.kill``, or choose another name or namespace.
+    """
 
 
 class NoSuchActor(ActorError):
-    """No living actor in the namespace has that name, or the node does not know the actor of the handle."""
+    """No living actor in the namespace has that name, or the node does not know the actor of the handle.
+
+    Usual causes:
+        the name is misspelt, or belongs to another namespace; the actor has ended.
+
+    Remedy:
+        compare with the names in the message, and spawn the actor with ``get_if_exists=True`` where it may be missing.
+    """
 
 
 class InsufficientResources(ActorError):
-    """The node can never satisfy the request, not even when it is idle."""
+    """The node can never satisfy the request, not even when it is idle.
+
+    Usual causes:
+        more CPUs, GPUs or other resources were asked for than any one node has in all; the system starts no further
+        process.
+
+    Remedy:
+        ask for less, or give the node more, by ``zc.init(num_cpus=...)`` or ``zcactor start --resources``.
+    """
 
 
 class Remote(NamedTuple):
@@ -220,6 +287,12 @@ class RemoteError(ZcactorError):
 
     An `ActorDied`, `ActorUnavailable` or `ConnectionLost` that a method raised has ``maybe_executed=True`` here,
     because that method ran; ``remote.original.maybe_executed`` is the value of the inner call's own error.
+
+    Usual causes:
+        the code of a method, or of a constructor, raised.
+
+    Remedy:
+        catch the original type (``except ValueError``), and read `remote_traceback` for the line that raised.
 
     Attributes:
         remote: all that zcactor knows of the exception: `type_name`, `message`, `traceback`, `actor`, `host`, `pid` and
@@ -287,12 +360,26 @@ _REMOTE_FIELDS = {
 
 class DeadlineExceeded(ZcactorError, TimeoutError):
     """The call's timeout passed before its result came. The actor was asked to cancel the call, which may have had
-    effects."""
+    effects.
+
+    Usual causes:
+        the method took longer than its ``timeout``; it waited behind other calls of the actor; its loop was blocked.
+
+    Remedy:
+        allow more time, or find what the actor does: the log lines of ``warn_after`` say.
+    """
 
 
 class GroupMismatch(ZcactorError):
     """The members of a group made different calls in the same place of their order. Each of them raises this. The
     operation counts as done, and the group stays usable.
+
+    Usual causes:
+        one rank skipped a collective, or called another one, as in a branch that depends on its rank; dtypes or shapes
+        differ.
+
+    Remedy:
+        make the same calls in the same order on all ranks; `signatures` has the two that differ.
 
     Attributes:
         ranks: two ranks whose calls differ.
@@ -316,6 +403,12 @@ class GroupTimeout(DeadlineExceeded):
     """The timeout of a collective passed while members were missing. The operation goes on, its place in the order is
     kept, and the group stays usable.
 
+    Usual causes:
+        one rank computes longer than the timeout, has ended its loop early, or does not call the group at all.
+
+    Remedy:
+        look at the ranks in `missing`, allow more time, and await the reference again: the operation goes on.
+
     Attributes:
         missing: ranks that had not made the call, or not finished their part of it.
     """
@@ -336,11 +429,26 @@ class GroupTimeout(DeadlineExceeded):
 
 
 class ObjectLost(ZcactorError):
-    """The process that owned the object ended, or does not know the object; compute the value again."""
+    """The process that owned the object ended, or does not know the object; compute the value again.
+
+    Usual causes:
+        the process that held a value was killed before anybody had read it; a reference was kept for longer than its
+        owner lived.
+
+    Remedy:
+        compute the value again; let a process that lives longer own it, by ``zc.put`` there.
+    """
 
 
 class OutOfMemory(ZcactorError, MemoryError):
     """The store has no free block of the requested size.
+
+    Usual causes:
+        arrays or references are kept that are not needed (a list of results, a slice of a large array); many processes
+        share a small machine; a container has a low limit.
+
+    Remedy:
+        drop them (``zc.stats()`` has ``store_used`` and ``leases``), or start with a larger ``store_capacity``.
 
     Args:
         requested: bytes that were requested.
@@ -379,6 +487,13 @@ class OutOfMemory(ZcactorError, MemoryError):
 class ConnectionLost(ZcactorError, ConnectionError):
     """The connection to a process ended.
 
+    Usual causes:
+        a spawn, a question such as ``zc.nodes()``, a run of a graph or the making of a group was under way when the
+        process at the other end ended, the network was cut, or the runtime was shut down.
+
+    Remedy:
+        do it again where `maybe_executed` is False or a second run does no harm.
+
     Attributes:
         maybe_executed: whether the call may have run; False only when the call was never sent.
     """
@@ -403,6 +518,12 @@ class HeadUnavailable(ZcactorError):
 
     Calls between living actors, arrays and streams go on. A later attempt may succeed. An actor that was to be stopped
     or killed may end later even so, where the log neither took nor refused that in time.
+
+    Usual causes:
+        the head's process has ended or its host is cut off; its log, a file or etcd, does not answer.
+
+    Remedy:
+        start the head again on its host by ``zcactor start --head``, or mend the log, and try again.
 
     Attributes:
         log: the log of the cluster's heads: a path, or an ``etcd://`` URL.
@@ -429,12 +550,27 @@ class HeadUnavailable(ZcactorError):
 
 
 class ProtocolError(ZcactorError):
-    """The peer sent invalid data; its connection is closed, and other connections are not affected."""
+    """The peer sent invalid data; its connection is closed, and other connections are not affected.
+
+    Usual causes:
+        another program listens at the port; ``security`` asks for TLS at one end only; the peer runs a changed zcactor.
+
+    Remedy:
+        compare ``zcactor.__version__`` at both ends, and check host and port; between equal versions report it as a
+        defect.
+    """
 
 
 class VersionMismatch(ProtocolError):
     """The peer speaks another protocol version or runs another Python minor version; the message names both
-    versions."""
+    versions.
+
+    Usual causes:
+        hosts have different environments; one was updated.
+
+    Remedy:
+        install the same zcactor and the same minor version of Python everywhere.
+    """
 
 
 class AuthenticationError(ProtocolError):
@@ -442,16 +578,39 @@ class AuthenticationError(ProtocolError):
 
     The peer is a process of another user, does not hold this cluster's token, or has no certificate that is accepted;
     or the token or certificate of this process is missing, or other users can read it.
+
+    Usual causes:
+        the token was not copied to this host or is another cluster's; its file, or the key of a certificate, is
+        readable by others; with TLS, a certificate is not signed by the CA of the other end.
+
+    Remedy:
+        copy the head's token file with mode 0600, or give ``token=``; the message names the file and what is wrong with
+        it.
     """
 
 
 class DeviceUnavailable(ZcactorError):
     """No such GPU is in this process: there is no driver, no GPU of that number, or GPUs are switched off. The message
-    says which, and the next step."""
+    says which, and the next step.
+
+    Usual causes:
+        the extra ``gpu`` or NVIDIA's driver is missing; ``CUDA_VISIBLE_DEVICES`` hides the GPU; the setting ``gpu`` is
+        ``"off"``.
+
+    Remedy:
+        do as the message says; ``zcactor doctor`` shows the GPUs, and ``gpu="fake"`` runs the program without one.
+    """
 
 
 class DeviceError(ZcactorError):
     """A call of the GPU's driver failed.
+
+    Usual causes:
+        a kernel of the program has touched a wrong address; another thread captures a CUDA graph, which forbids the
+        call.
+
+    Remedy:
+        where `fatal` is True let the process end, as by ``max_restarts``; otherwise do as `reason` says.
 
     Attributes:
         call: the call of `zcactor.device.driver.GpuDriver` that failed.
@@ -476,15 +635,36 @@ class DeviceError(ZcactorError):
 
 
 class NotInitialized(ZcactorError):
-    """No runtime is running in this process: use ``async with zc.init():`` around the program."""
+    """No runtime is running in this process: use ``async with zc.init():`` around the program.
+
+    Usual causes:
+        ``zc.*`` is used before ``zc.init()`` or after its block; ``zc.current_actor()`` is called outside of an actor.
+
+    Remedy:
+        put ``async with zc.init():`` around the program.
+    """
 
 
 class ForkedProcess(NotInitialized):
-    """This process was forked from one that runs zcactor: handles and references work in the parent only."""
+    """This process was forked from one that runs zcactor: handles and references work in the parent only.
+
+    Usual causes:
+        ``multiprocessing`` with ``fork``, or ``os.fork()``, after ``zc.init()``.
+
+    Remedy:
+        start actors instead of processes, fork before ``zc.init()``, or call ``zc.init()`` in the child.
+    """
 
 
 class AlreadyInitialized(ZcactorError):
-    """`zc.init` was called twice without `zc.shutdown` in between."""
+    """`zc.init` was called twice without `zc.shutdown` in between.
+
+    Usual causes:
+        a library or an earlier cell of a notebook has called it; it is called in an actor, which has a runtime already.
+
+    Remedy:
+        leave the second call out; for other settings call ``await zc.shutdown()`` first.
+    """
 
 
 class CopyWarning(UserWarning):
@@ -493,6 +673,13 @@ class CopyWarning(UserWarning):
     It is issued once a line, before the third copy of 16 MiB or more: for arrays that are older than ``zc.init()``,
     memory maps, and other libraries' memory. Make such arrays after ``zc.init()``, or copy each into the store once, by
     ``x = zc.asarray(x)``.
+
+    Usual causes:
+        arrays are loaded before ``zc.init()``, by ``np.memmap``, or by a library with memory of its own, and passed in
+        a loop.
+
+    Remedy:
+        make them after ``zc.init()``, or copy each once by ``x = zc.asarray(x)``.
     """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import zcactor
 from tools import tables
 from tools.tables import PAGES, floors, main, ungrouped, with_floors
-from zcactor import config, options
+from zcactor import config, errors, options
 from zcactor.cli.main import app
 
 
@@ -94,6 +95,29 @@ def test_each_option_setting_and_command_has_a_row() -> None:
     assert all(f"| `{name}` |" in pages["configuration"] for name in config.Config.__dataclass_fields__)
     assert all(f"## `zcactor {name}" in pages["command-line"] for name in app.commands)
     assert all(f"zc.{name}" in pages["api"] for name in zcactor.__all__)
+
+
+def test_each_public_error_has_a_section_with_causes_and_a_remedy_and_no_other_has() -> None:
+    public = {value for module in (zcactor, errors) for value in (getattr(module, name) for name in module.__all__)}
+    classes = {cls.__name__ for cls in public if inspect.isclass(cls) and issubclass(cls, BaseException)}
+    page = (tables.FOLDER / "errors.md").read_text()
+    sections = re.findall(
+        r"^## (zc\.[\w.]+)\n\n\S.*\n\n- \*\*Usual causes\*\*: \S.*\n- \*\*Remedy\*\*: \S.*$", page, re.MULTILINE
+    )
+    assert sorted(name.rpartition(".")[2] for name in sections) == sorted(classes)
+    assert re.findall(r"^## (zc.*)", page, re.MULTILINE) == sections
+    anchors = re.findall(r"^\| \[`.*`\]\(#(\w+)\)", page, re.MULTILINE)
+    assert anchors == [name.replace(".", "").lower() for name in sections]
+
+
+@pytest.mark.parametrize("section", ["Usual causes", "Remedy"])
+def test_an_error_without_causes_or_a_remedy(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], section: str
+) -> None:
+    text = f"{errors.MailboxFull.__doc__}".replace(section, "Note")
+    monkeypatch.setattr(errors.MailboxFull, "__doc__", text)
+    assert main(["--check", "--out", str(copy)]) == 1
+    assert f"the docstring of zc.MailboxFull has no section '{section}'" in capsys.readouterr().out
 
 
 def test_the_page_has_the_floors_of_the_contract() -> None:
