@@ -276,22 +276,19 @@ def _configuration() -> Iterator[str]:
         another type `TypeError`, both with the source.
         """
     )
-    rows = []
     for field in dataclasses.fields(config.Config):
         if field.name not in texts:
             raise Undocumented(f"Config.{field.name} is not among the attributes in the docstring of Config")
         least = config.MINIMUM.get(field.name)
-        rows.append(
-            (
-                f"`{field.name}`",
-                _kind(str(field.type)) + (" or a size" if field.name in config.SIZES else ""),
-                f"`{field.default!r}`",
-                "" if least is None else f"{least:,}",
-                _cell(texts[field.name]),
-            )
-        )
-    yield from _table(("setting", "type", "default", "least", "meaning"), rows)
-    yield "These variables are no settings:"
+        yield f"## `{field.name}`"
+        yield ""
+        kind = _kind(str(field.type)) + (" or a size" if field.name in config.SIZES else "")
+        bound = "" if least is None else f", at least {least:,}"
+        yield f"{kind}{bound}. Default: `{field.default!r}`."
+        yield ""
+        yield _markdown(texts[field.name])[0].upper() + _markdown(texts[field.name])[1:]
+        yield ""
+    yield "## Variables that are no settings"
     yield ""
     yield from _table(
         ("variable", "meaning"), ((f"`{name}`", _cell(text)) for name, text in sorted(config.RESERVED.items()))

@@ -92,7 +92,7 @@ def test_each_option_setting_and_command_has_a_row() -> None:
     pages = {name: (tables.FOLDER / f"{name}.md").read_text() for name in PAGES}
     for table in ("spawn", "declaration", "call", "method"):
         assert all(f"| `{name}` |" in pages["options"] for name in options.accepted(table))
-    assert all(f"| `{name}` |" in pages["configuration"] for name in config.Config.__dataclass_fields__)
+    assert all(f"\n## `{name}`\n" in pages["configuration"] for name in config.Config.__dataclass_fields__)
     assert all(f"## `zcactor {name}" in pages["command-line"] for name in app.commands)
     assert all(f"zc.{name}" in pages["api"] for name in zcactor.__all__)
 
