@@ -92,6 +92,11 @@ def _public() -> dict[str, str]:
     return found
 
 
+UNSEARCHED: Final = (
+    "adding-a-transport", "budgets", "changelog", "contributing", "explanation/decisions/", "explanation/walks",
+)  # fmt: skip
+"""The beginnings of names of pages that the search leaves out: they are for developers of zcactor, and have the words
+of all other pages."""
 FIELDS: Final = frozenset({"attribute", "data", "property"})
 PUBLIC: Final = _public()
 _ROLE: Final = re.compile(r"(?<![`:\w])`([^`<>]+)`(?!`)")
@@ -156,6 +161,13 @@ def _resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contents: E
     return env.domains.python_domain.resolve_xref(env, page, app.builder, "obj", public, node, contents)
 
 
+def _leave_out(app: Sphinx, tree: document) -> None:
+    """Leave a page out of the search."""
+    del tree
+    if app.env.docname.startswith(UNSEARCHED):
+        app.env.metadata[app.env.docname]["nosearch"] = "true"
+
+
 class Notebook(MystParser):
     """The parser of notebooks: their texts, programs and what these print, as Markdown. Nothing is run here."""
 
@@ -178,6 +190,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _docstring, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", _after_napoleon, priority=600)
     app.connect("autodoc-process-signature", _signature)
+    app.connect("doctree-read", _leave_out)
     app.connect("missing-reference", _resolve)
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(Notebook)

@@ -206,6 +206,29 @@ def process(x: float, y: float, title: str, *lines: str) -> list[Box]:
     ]
 
 
+def memory() -> Picture:
+    """Three processes and one array, for readers who see zcactor for the first time."""
+    items: list[Box | Arrow | Text] = [
+        Box(8, 8, 170, 62, "your program", ["result = await ..."]),
+        Box(255, 8, 170, 62, "actor", ["a process of its own"]),
+        Box(502, 8, 170, 62, "actor", ["a process of its own"]),
+        Arrow([(178, 39), (255, 39)], ["call"], "frames", at=(202, 32)),
+        Arrow([(425, 39), (502, 39)], ["call"], "frames", at=(449, 32)),
+        Box(8, 150, 664, 84, "shared memory"),
+        Box(220, 184, 240, 36, "", ["one array, in memory once"], "arrays", filled=True),
+        Arrow([(220, 202), (155, 202), (155, 70)], ["mapped"], "arrays", dashed=True, at=(163, 116)),
+        Arrow([(340, 184), (340, 70)], ["mapped"], "arrays", dashed=True, at=(348, 116)),
+        Arrow([(460, 202), (525, 202), (525, 70)], ["mapped"], "arrays", dashed=True, at=(533, 116)),
+    ]
+    return Picture(
+        680,
+        242,
+        "Your program calls an actor, and this one calls another. Each is a process. All three map one array, which "
+        "lies in shared memory once.",
+        items,
+    )
+
+
 def processes() -> Picture:
     """Processes, how each is started, and the two planes between them."""
     items: list[Box | Arrow | Text] = [
@@ -587,6 +610,7 @@ def page(text: str) -> str:
 
 
 PICTURES: Final[Mapping[str, Callable[[], Picture]]] = {
+    "memory": memory,
     "processes": processes,
     "call": call,
     "array": array,
