@@ -6,16 +6,13 @@
     python tools/blocks.py --run        # run them, each page in a process of its own
     python tools/blocks.py --run PAGE   # those of one page
 
-The blocks of a page share a namespace. Where one of them awaits something outside of a function, the page runs inside
-of ``async with zc.init()``, as a notebook does; otherwise each block runs as a script. A block that cannot run says why
-in its info string: ``python no-run <reason>``. It has to be valid Python all the same.
+The blocks of a page run as one script, as readers paste them into a file: none awaits anything outside of a function. A
+block that cannot run says why in its info string: ``python no-run <reason>``. It has to be valid Python all the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import inspect
 import os
 import re
 import subprocess
@@ -35,8 +32,6 @@ __all__ = ["Block", "blocks", "main", "pages", "problems", "run", "run_all"]
 ROOT: Final = Path(__file__).resolve().parents[1]
 SECONDS: Final = 60
 """Seconds that one page may take: a watchdog, many times what the slowest takes."""
-WHERE: Final = "into a notebook after `await zc.init()`, or into the `main` of a program"
-"""The words that a page has where a reader could take its blocks for scripts."""
 _FENCE: Final = re.compile(r"^( *)(```+|~~~+)([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 _LEAST_WORDS: Final = 3
 """The least words of a reason."""
@@ -87,48 +82,28 @@ def blocks(page: Path) -> list[Block]:
 def _compiled(block: Block) -> CodeType:
     """The code of a block, whose lines are numbered as the page's are."""
     text = "\n" * (block.line - 1) + block.text
-    code: CodeType = compile(text, str(block.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    return code
+    return compile(text, str(block.page), "exec", dont_inherit=True)
 
 
 def problems(page: Path) -> list[str]:
     """The mistakes in the blocks of a page, found before any of them runs."""
     found = []
-    explained = WHERE in page.read_text("utf-8")
     for block in blocks(page):
         if block.problem:
             found.append(f"{page}:{block.line}: {block.problem}")
         try:
-            code = _compiled(block)
+            _compiled(block)
         except SyntaxError as error:
             found.append(f"{page}:{error.lineno}: the block is not valid Python: {error.msg}")
-            continue
-        if block.reason is None and code.co_flags & inspect.CO_COROUTINE and not explained:
-            found.append(f"{page}:{block.line}: the block awaits at its top: say on the page that it goes {WHERE}")
-            explained = True
     return found
 
 
 def _play(page: Path) -> None:
     """Run the blocks of a page in this process, as its main module."""
-    import zcactor as zc
-
-    codes = [_compiled(block) for block in blocks(page) if block.reason is None]
     module = sys.modules["__main__"] = ModuleType("__main__")
-
-    async def inside() -> None:
-        async with zc.init():
-            for code in codes:
-                if code.co_flags & inspect.CO_COROUTINE:
-                    await eval(code, vars(module))
-                else:
-                    exec(code, vars(module))
-
-    if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
-        zc.run(inside())
-        return
-    for code in codes:
-        exec(code, vars(module))
+    for block in blocks(page):
+        if block.reason is None:
+            exec(_compiled(block), vars(module))
 
 
 def run(page: Path) -> str:

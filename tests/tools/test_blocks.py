@@ -29,7 +29,11 @@ def test_the_blocks_of_the_small_tree(tree: Path, capsys: pytest.CaptureFixture[
         ("no-run it needs a second machine", "no-run", "page.md:20: no-run needs a reason"),
         ("no-run it needs a second machine", "no-run why not", "page.md:20: no-run needs a reason"),
         ("no-run it needs", "skip it needs", "page.md:20: the info string is 'python skip it needs a second machine'"),
-        ("into a notebook", "in", "page.md:15: the block awaits at its top: say on the page"),
+        (
+            "asyncio.run(asyncio.sleep(0))",
+            "await asyncio.sleep(0)",
+            "page.md:15: the block is not valid Python: 'await' outside",
+        ),
         ("```python no-run", "```py no-run", "page.md:20: the language is 'py'; write python"),
     ],
 )

@@ -63,10 +63,10 @@ FILES = {
         ```
 
         The work is in `small/work.py` and `nested/deep.py: deep`. The blocks share a namespace.
-        They go into a notebook after `await zc.init()`, or into the `main` of a program.
+        Each goes below the one before, in the same file.
 
         ```python
-        await asyncio.sleep(0)
+        asyncio.run(asyncio.sleep(0))
         assert number == 1
         ```
 
