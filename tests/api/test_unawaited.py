@@ -7,7 +7,7 @@ import copy
 import math
 import operator
 import pprint
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -18,6 +18,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from tests.actors import Plain
+from zcactor.api.unawaited import Unawaited
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -189,6 +190,33 @@ async def test_a_method_that_returns_a_spawn_without_awaiting_it() -> None:
     making = await zc.spawn(Making)  # held, as its end would be that of the actor that it owns
     made = await making.make()
     assert await made.echo(3) == 3
+
+
+async def test_an_object_for_a_later_value_has_to_give_advice() -> None:
+    class Silent(Unawaited, Coroutine[Any, Any, Any]):
+        __slots__ = ()
+
+        def send(self, value: Any) -> Any: ...
+
+        def throw(self, *error: Any) -> Any: ...
+
+        def close(self) -> None: ...
+
+        def __await__(self) -> Any: ...
+
+    with pytest.raises(TypeError, match="abstract.*_advice"):
+        Silent()  # type: ignore[abstract]
+
+    class Telling(Silent):
+        __slots__ = ()
+
+        def _advice(self) -> str:
+            return "await it"
+
+    telling = Telling()
+    assert not hasattr(telling, "__dict__")
+    with pytest.raises(TypeError, match="^await it$"):
+        bool(telling)
 
 
 async def test_init_that_is_not_awaited() -> None:

@@ -3,6 +3,7 @@ write."""
 
 from __future__ import annotations
 
+from abc import ABCMeta, abstractmethod
 from typing import Any, NoReturn
 
 from zcactor.exception_pickling import hides
@@ -22,7 +23,7 @@ _OTHERS = (
 an `Iterable`: iteration ends in ``__getitem__``."""
 
 
-class Unawaited:
+class Unawaited(metaclass=ABCMeta):
     """The base class of objects that stand for a later value.
 
     Operators, indexing, iteration, ``len()``, ``bool()``, conversions to numbers and to NumPy arrays raise
@@ -32,9 +33,9 @@ class Unawaited:
 
     __slots__ = ()
 
+    @abstractmethod
     def _advice(self) -> str:
         """The kind of this object, and what to write to have its value."""
-        raise NotImplementedError
 
 
 def refuse(self: Unawaited, *_: object, **__: object) -> NoReturn:
