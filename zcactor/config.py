@@ -114,8 +114,9 @@ class Config:
         summary: whether a program that has used arrays ends with one line on standard error: its calls, and the bytes
             that it passed and got by reference, and copied. ``"auto"`` prints it in a terminal, outside of IPython and
             pytest; or ``"on"`` or ``"off"``.
-        loop: the event loop of this process and its actors: ``"auto"`` takes uvloop, which is faster, where it can be
-            imported, and asyncio's own otherwise; ``"uvloop"`` and ``"asyncio"`` take that one.
+        loop: the event loop of the actors: ``"auto"`` takes uvloop, which is faster, where it can be imported, and
+            asyncio's own otherwise; ``"uvloop"`` and ``"asyncio"`` take that one. `zc.run` makes the program's loop
+            before there are settings, and takes the variable ``ZCACTOR_LOOP`` alone.
         address: ``"host:port"`` of the cluster to join as a driver, several of them with commas between them, or the
             ``etcd://`` URL of its heads; None starts an embedded node.
         namespace: the namespace of this program's actor names, 1 to 1,000 characters. Programs with different
@@ -124,7 +125,7 @@ class Config:
             on, and no more than the quota of its control groups pays for, rounded up.
         num_gpus: GPUs that this node offers, the first ones of those that it sees; None offers all.
         transports: the transports that are allowed, separated by commas, the preferred one first: ``local`` (the same
-            host), ``verbs`` (RDMA) and ``tcp``.
+            host), ``verbs`` (RDMA) and ``tcp``. As an argument of `zc.init` they are a sequence of names.
         host: the IP address at which this process listens for peers by transports other than ``local``. Only this host
             reaches the default.
         ports: the ports that processes of this host listen at for other hosts, as ``"first-last"``: each process takes
@@ -150,8 +151,9 @@ class Config:
         head_timeout: seconds that a request to the cluster's head waits while the head is away; then it raises
             `HeadUnavailable`. A head that is started again needs two or three.
         head_patience: seconds that a node goes on after it has lost its head, as the head's setting says. Then it ends
-            its actors and itself. Only a head that keeps its log in a file is waited for. Longer than a start of the
-            head takes, and short, because names of a lost node's actors are free only two seconds after this.
+            its actors and itself. Only a head that keeps a log, in a file or in etcd, is waited for. Longer than a
+            start of the head takes, and short, because names of a lost node's actors are free only two seconds after
+            this.
         idle_timeout: seconds after which an unused connection is closed, because it takes descriptors at both ends; the
             next call opens it again. The connection to the agent of the own node stays open. 0 keeps all connections.
         gpu: the driver of GPUs: ``"cuda"`` for NVIDIA's, ``"auto"`` for these where they work and none elsewhere,

@@ -1,4 +1,4 @@
-"""The page "Test your actors": its tests run as they stand there, in a project of their own."""
+"""The tests on the pages "Test your actors" and "Use it with FastAPI, pytest ...": they run as they stand there."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ def test_its_tests_pass(pytester: pytest.Pytester) -> None:
     several_seeds = 2
     count = len(re.findall(r"^(?:async )?def test_", tests, re.MULTILINE)) + several_seeds
     run(pytester).assert_outcomes(passed=count)
+
+
+@pytest.mark.slow
+def test_the_fixture_without_the_plugin(pytester: pytest.Pytester) -> None:
+    found = BLOCK.findall(PAGE.with_name("asyncio.md").read_text("utf-8"))
+    (source,) = [source for _, source in found if "def test_" in source]
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n")
+    pytester.makepyfile(test_model=source)
+    run(pytester).assert_outcomes(passed=1)
 
 
 @pytest.mark.slow
