@@ -39,6 +39,10 @@ html_theme = "furo"
 html_title = "zcactor"
 html_copy_source = False
 html_show_sourcelink = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_use_index = False  # the page of names and the search lead to each name
+html_domain_indices = False
 templates_path: list[str] = []
 
 myst_heading_anchors = 4

@@ -207,22 +207,23 @@ def process(x: float, y: float, title: str, *lines: str) -> list[Box]:
 
 
 def memory() -> Picture:
-    """Three processes and one array, for readers who see zcactor for the first time."""
+    """Three processes and one array, for readers who see zcactor for the first time; narrow, for telephones too."""
     items: list[Box | Arrow | Text] = [
-        Box(8, 8, 170, 62, "your program", ["result = await ..."]),
-        Box(255, 8, 170, 62, "actor", ["a process of its own"]),
-        Box(502, 8, 170, 62, "actor", ["a process of its own"]),
-        Arrow([(178, 39), (255, 39)], ["call"], "frames", at=(202, 32)),
-        Arrow([(425, 39), (502, 39)], ["call"], "frames", at=(449, 32)),
-        Box(8, 150, 664, 84, "shared memory"),
-        Box(220, 184, 240, 36, "", ["one array, in memory once"], "arrays", filled=True),
-        Arrow([(220, 202), (155, 202), (155, 70)], ["mapped"], "arrays", dashed=True, at=(163, 116)),
-        Arrow([(340, 184), (340, 70)], ["mapped"], "arrays", dashed=True, at=(348, 116)),
-        Arrow([(460, 202), (525, 202), (525, 70)], ["mapped"], "arrays", dashed=True, at=(533, 116)),
+        Box(8, 8, 130, 62, "your program", ["its own process"]),
+        Box(178, 8, 130, 62, "an actor", ["its own process"]),
+        Box(348, 8, 130, 62, "another actor", ["its own process"]),
+        Arrow([(138, 39), (178, 39)], ["call"], "frames", at=(147, 32)),
+        Arrow([(308, 39), (348, 39)], ["call"], "frames", at=(317, 32)),
+        Box(8, 130, 470, 90),
+        Text(243, 210, ["shared memory"], "middle", bold=True),
+        Box(178, 146, 130, 36, "", ["the array, once"], "arrays", filled=True),
+        Arrow([(178, 164), (73, 164), (73, 70)], ["mapped"], "arrays", dashed=True, at=(81, 105)),
+        Arrow([(243, 146), (243, 70)], ["mapped"], "arrays", dashed=True, at=(251, 105)),
+        Arrow([(308, 164), (413, 164), (413, 70)], ["mapped"], "arrays", dashed=True, at=(421, 105)),
     ]
     return Picture(
-        680,
-        242,
+        486,
+        228,
         "Your program calls an actor, and this one calls another. Each is a process. All three map one array, which "
         "lies in shared memory once.",
         items,

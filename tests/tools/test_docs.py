@@ -53,6 +53,13 @@ def test_every_public_name_is_there(site: Path) -> None:
     }
 
 
+def test_each_page_has_the_style_for_narrow_screens_and_no_index_of_names_is_beside_the_search(site: Path) -> None:
+    pages = [page for page in site.rglob("*.html") if page.name != "search.html"]
+    assert [page for page in pages if "_static/site.css" not in page.read_text("utf-8")] == []
+    assert (site / "_static" / "site.css").exists()
+    assert not (site / "genindex.html").exists() and not (site / "py-modindex.html").exists()
+
+
 UNSEARCHED = {"adding-a-transport", "budgets", "changelog", "contributing", "explanation/walks"}
 """Pages for developers of zcactor, beside the decisions, which the search of a user leaves out."""
 
