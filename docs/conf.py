@@ -37,6 +37,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "zcactor"
+html_favicon = "icon.svg"  # without one, browsers ask for a file that is not there, and log an error
 html_copy_source = False
 html_show_sourcelink = False
 html_static_path = ["site.css"]

@@ -53,10 +53,11 @@ def test_every_public_name_is_there(site: Path) -> None:
     }
 
 
-def test_each_page_has_the_style_for_narrow_screens_and_no_index_of_names_is_beside_the_search(site: Path) -> None:
+def test_each_page_has_style_and_icon_and_no_index_of_names_is_beside_the_search(site: Path) -> None:
     pages = [page for page in site.rglob("*.html") if page.name != "search.html"]
     assert [page for page in pages if "_static/site.css" not in page.read_text("utf-8")] == []
-    assert (site / "_static" / "site.css").exists()
+    assert [page for page in pages if "_static/icon.svg" not in page.read_text("utf-8")] == []
+    assert (site / "_static" / "site.css").exists() and (site / "_static" / "icon.svg").exists()
     assert not (site / "genindex.html").exists() and not (site / "py-modindex.html").exists()
 
 
