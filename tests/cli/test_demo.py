@@ -85,7 +85,7 @@ class Demo:
 
     def left(self) -> list[str]:
         """The processes that it has started and that live, and its files."""
-        found = [str(path) for path in SHARED.glob("zcactor-demo-*")]
+        found = [str(path) for path in SHARED.glob("zc-demo-*")]
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if self.mark.encode() in path.read_bytes():

@@ -232,7 +232,7 @@ def _by_joblib(found: Measured) -> None:
     from joblib.externals.loky import get_reusable_executor
 
     frame = frame_of(found.nbytes)
-    with tempfile.TemporaryDirectory(prefix="zcactor-demo-", dir=SHARED) as folder:
+    with tempfile.TemporaryDirectory(prefix="zc-demo-", dir=SHARED) as folder:
         try:
             with Parallel(n_jobs=found.workers, temp_folder=folder) as parallel:
                 with found.starting():
