@@ -182,6 +182,19 @@ async def test_a_spawn_is_a_coroutine_for_asyncio() -> None:
         await closed
 
 
+async def test_asyncio_shows_tasks_of_references() -> None:
+    handle: Any = await Plain.spawn()
+    reference = handle.echo(1)
+    task = asyncio.ensure_future(reference)
+    assert "Task pending" in repr(task)
+    assert await task == 1
+    for used in (reference, Plain.spawn()):
+        with pytest.raises(TypeError, match="await"):
+            bool(used)
+        if not isinstance(used, zc.ObjectRef):
+            used.close()
+
+
 async def test_a_method_that_returns_a_spawn_without_awaiting_it() -> None:
     class Making:
         def make(self) -> Any:

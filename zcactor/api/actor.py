@@ -177,10 +177,6 @@ class Spawning(Unawaited, Coroutine[Any, Any, Any]):
         """See `collections.abc.Coroutine`."""
         self._coroutine.close()
 
-    def __bool__(self) -> bool:
-        """Asyncio asks for the truth of a task's coroutine."""
-        return True
-
     def _advice(self) -> str:
         name = self._coroutine.__qualname__
         return f"this is a spawn that was not awaited, not a handle: write 'handle = await {name}(...)'"

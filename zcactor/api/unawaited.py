@@ -3,6 +3,7 @@ write."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABCMeta, abstractmethod
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ _BINARY = (
     "xor",
 )  # fmt: skip
 _OTHERS = (
-    "bool", "len", "getitem", "setitem", "delitem", "neg", "pos", "invert", "abs", "int", "float", "complex", "index",
+    "len", "getitem", "setitem", "delitem", "neg", "pos", "invert", "abs", "int", "float", "complex", "index",
     "round", "trunc", "floor", "ceil", "lt", "le", "gt", "ge", "array",
 )  # fmt: skip
 """``__array__`` among them, as NumPy would make an array of the object else, and no ``__iter__``, which would make it
@@ -27,8 +28,8 @@ class Unawaited(metaclass=ABCMeta):
     """The base class of objects that stand for a later value.
 
     Operators, indexing, iteration, ``len()``, ``bool()``, conversions to numbers and to NumPy arrays raise
-    ``TypeError``, and unknown attributes ``AttributeError``. Equality and hash are those of the object itself. Type
-    checkers see none of these methods, and so still refuse such uses.
+    ``TypeError``, and unknown attributes ``AttributeError``. Only asyncio's own ``bool()`` is answered. Equality and
+    hash are those of the object itself. Type checkers see none of these methods, and so still refuse such uses.
     """
 
     __slots__ = ()
@@ -50,6 +51,13 @@ def missing(self: Unawaited, name: str) -> NoReturn:
     raise AttributeError(f"no attribute {name!r}: {self._advice()}", name=name)
 
 
+def _bool(self: Unawaited) -> bool:
+    # asyncio asks for the truth of a task's coroutine to show the task, and awaits the object itself as that.
+    if sys._getframe(1).f_globals.get("__name__", "").startswith("asyncio."):
+        return True
+    raise TypeError(self._advice())
+
+
 def _format(self: Any, spec: str) -> str:
     if spec:
         refuse(self)
@@ -59,4 +67,5 @@ def _format(self: Any, spec: str) -> str:
 for _name in [*_BINARY, *(f"r{each}" for each in _BINARY), *_OTHERS]:
     setattr(Unawaited, f"__{_name}__", refuse)
 setattr(Unawaited, "__getattr__", missing)  # noqa: B010  # mypy would accept all attributes else
+setattr(Unawaited, "__bool__", _bool)  # noqa: B010
 setattr(Unawaited, "__format__", _format)  # noqa: B010
