@@ -46,7 +46,7 @@ async def test_allreduce(three: tuple[zc.Group, list[Any]], dtype: Any, op: str)
     rng = np.random.default_rng(1)
     inputs = [drawn(rng, dtype, 600).reshape(20, 30) for _ in range(SIZE)]
     for name, values, readonly in await everywhere(actors, "call", group, "allreduce", inputs=inputs, op=op):
-        assert name == "zcactor.gpu.DeviceArray" and readonly
+        assert name == "zcactor.DeviceArray" and readonly
         assert (values.dtype, values.shape) == (inputs[0].dtype, (20, 30))
         assert bits(values) == bits(folded(op, inputs))
 
@@ -120,7 +120,7 @@ async def test_allgather_of_arrays_that_differ(three: tuple[zc.Group, list[Any]]
     inputs: list[Any] = [np.arange(10), np.ones((2, 3), np.float16), np.zeros(0, "c8")]
     for result, _, _ in await everywhere(actors, "call", group, "allgather", inputs=inputs, concat=False):
         for (name, values, readonly), wanted in zip(result, inputs, strict=True):
-            assert name == "zcactor.gpu.DeviceArray" and readonly
+            assert name == "zcactor.DeviceArray" and readonly
             assert values.dtype == wanted.dtype and np.array_equal(values, wanted)
 
 
@@ -130,7 +130,7 @@ async def test_broadcast(three: tuple[zc.Group, list[Any]], root: int) -> None:
     x = np.arange(1000, dtype="i8").reshape(10, 100)
     inputs = [x if rank == root else None for rank in range(SIZE)]
     for name, values, readonly in await everywhere(actors, "call", group, "broadcast", inputs=inputs, root=root):
-        assert name == "zcactor.gpu.DeviceArray" and readonly and np.array_equal(values, x)
+        assert name == "zcactor.DeviceArray" and readonly and np.array_equal(values, x)
 
 
 async def test_broadcast_of_an_array_on_the_host_stays_as_it_was(three: tuple[zc.Group, list[Any]]) -> None:
@@ -147,7 +147,7 @@ async def test_alltoall(three: tuple[zc.Group, list[Any]]) -> None:
     before = [(await actor.made())[0][0].count("send") for actor in actors]
     for to, found in enumerate(await everywhere(actors, "exchange", group, inputs=parts)):
         for source, (name, values, _) in enumerate(found):
-            assert name == "zcactor.gpu.DeviceArray" and values.dtype == parts[source][to].dtype
+            assert name == "zcactor.DeviceArray" and values.dtype == parts[source][to].dtype
             assert np.array_equal(values, parts[source][to])
     after = [(await actor.made())[0][0].count("send") for actor in actors]
     assert [b - a for a, b in zip(before, after, strict=True)] == [2, 1, 2]
