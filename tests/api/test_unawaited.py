@@ -195,6 +195,14 @@ async def test_asyncio_shows_tasks_of_references() -> None:
             used.close()
 
 
+async def test_a_condition_waits_for_no_reference() -> None:
+    handle: Any = await Plain.spawn()
+    condition = asyncio.Condition()
+    async with condition:
+        with pytest.raises(TypeError, match="await it"):
+            await condition.wait_for(lambda: handle.echo(False))
+
+
 async def test_a_method_that_returns_a_spawn_without_awaiting_it() -> None:
     class Making:
         def make(self) -> Any:

@@ -28,8 +28,9 @@ class Unawaited(metaclass=ABCMeta):
     """The base class of objects that stand for a later value.
 
     Operators, indexing, iteration, ``len()``, ``bool()``, conversions to numbers and to NumPy arrays raise
-    ``TypeError``, and unknown attributes ``AttributeError``. Only asyncio's own ``bool()`` is answered. Equality and
-    hash are those of the object itself. Type checkers see none of these methods, and so still refuse such uses.
+    ``TypeError``, and unknown attributes ``AttributeError``. Only the ``bool()`` of asyncio's repr of tasks is
+    answered. Equality and hash are those of the object itself. Type checkers see none of these methods, and so still
+    refuse such uses.
     """
 
     __slots__ = ()
@@ -52,8 +53,8 @@ def missing(self: Unawaited, name: str) -> NoReturn:
 
 
 def _bool(self: Unawaited) -> bool:
-    # asyncio asks for the truth of a task's coroutine to show the task, and awaits the object itself as that.
-    if sys._getframe(1).f_globals.get("__name__", "").startswith("asyncio."):
+    # The repr of a task asks for the truth of its coroutine, which may be this object.
+    if sys._getframe(1).f_globals.get("__name__") == "asyncio.base_tasks":
         return True
     raise TypeError(self._advice())
 
