@@ -71,7 +71,6 @@ def test_a_program_in_a_terminal_ends_with_the_line(tmp_path: Path) -> None:
     ("arguments", "environ", "terminal", "printed"),
     [
         ("", {}, False, False),
-        ("", {"PYTEST_CURRENT_TEST": "x"}, True, False),
         ("summary='off'", {}, True, False),
         ("summary='on'", {}, False, True),
         ("", {"ZCACTOR_SUMMARY": "on"}, False, True),
@@ -91,9 +90,18 @@ def test_arrays_in_a_list_count(tmp_path: Path) -> None:
     assert said == "zcactor: 1 call, 20 MiB by reference, 0 bytes copied by the program\n"
 
 
-@pytest.mark.parametrize("error", ["sys.stderr.close()", "sys.stderr = None"])
-def test_a_standard_error_that_is_closed_ends_nothing(tmp_path: Path, error: str) -> None:
-    run(tmp_path, "summary='on'", f"{ARRAYS}\n        {error}")
+LOG = "sys.stderr = type('Log', (), {'write': lambda self, text: 1, 'flush': lambda self: None})()"
+"""Standard error as an object that has no more than the interpreter asks for."""
+
+
+@pytest.mark.parametrize("arguments", ["summary='on'", ""])
+@pytest.mark.parametrize("error", ["sys.stderr.close()", "sys.stderr = None", LOG])
+def test_a_standard_error_that_is_none_ends_nothing(tmp_path: Path, error: str, arguments: str) -> None:
+    run(tmp_path, arguments, f"{ARRAYS}\n        {error}")
+
+
+def test_a_program_with_pytest_in_it_says_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, "", f"import pytest\n        {ARRAYS}", terminal=True) == ""
 
 
 def test_a_program_that_exits_without_the_end_has_the_line_too(tmp_path: Path) -> None:

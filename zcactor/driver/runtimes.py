@@ -213,31 +213,30 @@ class Runtime(ABC):
     def end_now(self) -> None:
         """End without an event loop, at the interpreter's exit or when the loop has been closed. Idempotent."""
         self._let_go()
-        self._sum_up()
+        summary = self._summary()
         self._directory.remove()
         self.process.trimmer.abandon()
         self.process.sessions.end_leases()
         self.process.store.close()
+        with contextlib.suppress(Exception):  # standard error is closed, full, or an object of the program's
+            if summary and sys.stderr is not None and (self.config.summary == "on" or self._at_a_terminal()):
+                print(summary, file=sys.stderr, flush=True)
 
-    def _sum_up(self) -> None:
-        """Print one line about the arrays of this program, once, where the setting ``summary`` and the terminal ask for
-        it. No error of standard error ends the program."""
+    def _summary(self) -> str:
+        """The line about the arrays of this program, once; empty where the setting ``summary`` is off."""
         if self._summed_up or self.config.summary == "off":
-            return
+            return ""
         self._summed_up = True
         counters, devices = self.process.counters, self.process.store.devices_in_use
         mapped, pulled = (0, 0) if devices is None else (devices.bytes_mapped, devices.bytes_pulled)
-        line = summary_of(
+        return summary_of(
             counters.calls - counters.requests, counters.bytes_lent + counters.bytes_mapped + mapped,
             counters.bytes_read + counters.bytes_received + pulled,
             sum(count.nbytes for count in self.process.copies.snapshot().values()),
         )  # fmt: skip
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or full
-            if line and sys.stderr is not None and (self.config.summary == "on" or self._at_a_terminal()):
-                print(line, file=sys.stderr, flush=True)
 
     def _at_a_terminal(self) -> bool:
-        return sys.stderr.isatty() and _notebook() is None and "PYTEST_CURRENT_TEST" not in os.environ
+        return sys.stderr.isatty() and _notebook() is None and "pytest" not in sys.modules
 
     def forget(self) -> None:
         """Close, in the child of a fork, the descriptors whose end tells other processes that the parent has ended."""
