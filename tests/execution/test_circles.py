@@ -67,7 +67,7 @@ def test_plain_methods_in_a_circle_are_named_once(tmp_path: Path, count: int) ->
         labels = program.told("labels")
         program.told("met")
         (line,) = until(lambda: circles(program), "a line that names the circle")
-        assert f"WARNING zcactor: {count} actors wait for each other, and none goes on: " in line
+        assert f"WARNING zcactor: {count} actors wait for each other, and none goes on as long as they do: " in line
         for one, other in zip(labels, labels[1:] + labels[:1], strict=True):
             assert f"{one}.meet waits for {other}.answer" in line
         held = f"Mutual.answer has waited 0.2 s for Mutual.meet, which waits for {labels[0]}.answer"
@@ -96,12 +96,14 @@ def test_async_methods_that_may_not_run_beside_each_other() -> None:
 # ---------------------------------------------------------------- what is no circle
 
 
-def activity(running: int, awaited: list[bytes], waited: float | None = None) -> Activity:
+def activity(
+    running: int, awaited: list[bytes], waited: float | None = None, *, plain: bool = False, blocks: bool = False,
+    actor: str = "cd",
+) -> Activity:  # fmt: skip
     """A process with one actor, which runs so many calls and awaits calls to other processes."""
-    calls = [Running("f", 9.0) for _ in range(running)]
-    return Activity(
-        [ActorActivity("ab", "A", calls, 1, waited)], [Awaited("cd", f"B{to.decode()}.g", to) for to in awaited], 0
-    )
+    calls = [Running("f", 9.0, plain) for _ in range(running)]
+    waits = [Awaited(actor, f"B{to.decode()}.g", to, blocks) for to in awaited]
+    return Activity([ActorActivity("ab", "A", calls, 1, waited)], waits, 0)
 
 
 def searched(own: Activity, others: dict[bytes, Activity], caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -135,6 +137,10 @@ def searched(own: Activity, others: dict[bytes, Activity], caplog: pytest.LogCap
         (activity(1, [b"x"]), {b"x": activity(1, [])}),
         (activity(1, [b"x"]), {b"x": activity(1, [b"y"]), b"y": activity(1, [b"x"])}),
         (activity(1, [b"a"]), {b"a": activity(1, [b"m"], waited=1.0)}),
+        (activity(1, [b"x"], plain=True), {b"x": activity(1, [b"m"])}),
+        (activity(1, [b"x"]), {b"x": activity(1, [b"m"], blocks=True)}),
+        (activity(1, [b"m"], plain=True, actor="ab"), {}),
+        (activity(1, [b"m"]), {}),
     ],
     ids=[
         "nothing awaited",
@@ -143,6 +149,10 @@ def searched(own: Activity, others: dict[bytes, Activity], caplog: pytest.LogCap
         "one goes on",
         "a circle of others",
         "others tell",
+        "a task beside a plain method awaits",
+        "a thread beside an async method waits",
+        "a task awaits its own actor beside a plain method",
+        "another actor of the process is awaited",
     ],
 )
 def test_no_circle(own: Activity, others: dict[bytes, Activity], caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +161,9 @@ def test_no_circle(own: Activity, others: dict[bytes, Activity], caplog: pytest.
 
 def test_a_circle_is_named_once_and_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = searched(activity(1, [b"x"]), {b"x": activity(1, [b"m"], waited=1.0)}, caplog)
-    assert line.startswith("2 actors wait for each other, and none goes on: A.f waits for Bx.g; A.f waits for Bm.g.")
+    assert line.startswith(
+        "2 actors wait for each other, and none goes on as long as they do: A.f waits for Bx.g; A.f waits for Bm.g."
+    )
     caplog.clear()
     chain = {bytes([number]): activity(1, [bytes([number + 1])]) for number in range(60, 100)}
     assert searched(activity(1, [bytes([60])]), chain, caplog) == []

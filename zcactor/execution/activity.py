@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from zcactor.errors import ConnectionLost, ProtocolError, RemoteError
-from zcactor.execution.watchdog import open_calls
+from zcactor.execution.watchdog import THREADED, open_calls
 from zcactor.rpc.services import remote
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Activity", "ActivityService", "ActorActivity", "Awaited", "Running", "ask_activities"]
 
 _NAMED: Final = 10
-"""Methods of an actor, and awaited calls of a process, that are told."""
+"""Methods of an actor that are told."""
+_AWAITED: Final = 100
+"""Awaited calls of a process that are told."""
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -34,6 +36,8 @@ class Running(msgspec.Struct, frozen=True):
     seconds: float | None
     """Seconds since it was first seen running, which is up to a quarter of ``warn_after`` late; None where the setting
     switches that off."""
+    blocks: bool = False
+    """Whether it runs in a thread, which it blocks where it waits."""
 
 
 class ActorActivity(msgspec.Struct, frozen=True):
@@ -47,7 +51,7 @@ class ActorActivity(msgspec.Struct, frozen=True):
     waiting: int
     """The number of calls that have come and wait until they may start."""
     waited: float | None
-    """Seconds that the first of them has waited; None as for `Running.seconds`."""
+    """Seconds that the first of them has waited whose arguments are here; None as for `Running.seconds`."""
 
 
 class Awaited(msgspec.Struct, frozen=True):
@@ -58,6 +62,8 @@ class Awaited(msgspec.Struct, frozen=True):
     """The actor's and the method's, as in ``"Scaler(7a3f0c11).scale"``."""
     process: bytes
     """The actor's process."""
+    blocks: bool = False
+    """Whether a thread is blocked until it ends, as by ``result()``; else a task awaits it."""
 
 
 class Activity(msgspec.Struct, frozen=True):
@@ -74,6 +80,7 @@ class Active(Protocol):
 
     hosts: Hosts
     sessions: Sessions
+    loop: asyncio.AbstractEventLoop
 
     def stats(self) -> Stats:
         """The figures of the process."""
@@ -104,19 +111,26 @@ class ActivityService:
                 if call.host is host and not call.cancelled:
                     since = now if watchdog is None else seen.get((id(call.session), call.id, call.started), now)
                     seconds = None if watchdog is None else now - since
-                    told = Running(host.interface.methods[call.code].name, seconds)
-                    (running if call.started else waits).append(told)
+                    method = host.interface.methods[call.code]
+                    told = Running(method.name, seconds, method.kind in THREADED)
+                    if call.started:
+                        running.append(told)
+                    else:
+                        waits.append(msgspec.structs.replace(told, seconds=None) if call.blockers else told)
             running.sort(key=lambda each: -(each.seconds or 0.0))
             waited = max((each.seconds for each in waits if each.seconds is not None), default=None)
             actor_id = "" if host.info is None else host.info.actor_id.hex()
             actors.append(ActorActivity(actor_id, host.label, running[:_NAMED], len(waits), waited))
         awaited = [
-            Awaited(actor.actor_id.hex(), f"{actor.label}.{call.label.rpartition('.')[2]}", actor.location[0])
+            Awaited(
+                actor.actor_id.hex(), f"{actor.label}.{call.label.rpartition('.')[2]}", actor.location[0],
+                bool(call.blocked) or (waiter is not None and waiter.get_loop() is not process.loop),
+            )
             for actor in list(process.sessions.remotes.values())
             for call in list(actor.unfinished)
-            if call.waiter is not None or call.blocked
-        ]
-        return Activity(actors, awaited[:_NAMED], process.stats().store_used)
+            if (waiter := call.waiter) is not None or call.blocked
+        ]  # fmt: skip
+        return Activity(actors, awaited[:_AWAITED], process.stats().store_used)
 
 
 async def ask_activities(local: LocalProcess, processes: Iterable[bytes], timeout: float) -> dict[bytes, Activity]:

@@ -3,7 +3,8 @@
 A process where a call is held up by a method that itself waits for an actor elsewhere follows the calls that are
 awaited, from process to process, and logs the way where it comes back to itself. Of the processes of a circle where
 calls are held up the one with the smallest id logs it. A way leads on only through a process
-that runs one method: of several nobody can tell from outside which one awaits what.
+that runs one method: of several nobody can tell from outside which one awaits what. A plain method waits where a
+thread is blocked, and an async one where a task waits.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from zcactor.execution.activity import ask_activities
 from zcactor.logs import logger
 
 if TYPE_CHECKING:
-    from zcactor.execution.activity import Activity, ActivityService
+    from zcactor.execution.activity import Activity, ActivityService, ActorActivity, Running
     from zcactor.process.context import LocalProcess
 
-__all__ = ["Circles", "runner_of"]
+__all__ = ["Circles"]
 
 _LONGEST: Final = 8
 """Actors of a circle that is looked for: each costs a question to a process."""
@@ -25,11 +26,10 @@ _PATIENCE: Final = 2.0
 """Seconds that a process has to tell its activity; one that is blocked waits for nobody's answer."""
 
 
-def runner_of(activity: Activity) -> str:
-    """The only method that a process runs, with its actor, as in ``"Scaler(7a3f0c11).scale"``; empty where it runs
-    several or none."""
-    running = [f"{actor.label}.{call.method}" for actor in activity.actors for call in actor.running]
-    return running[0] if len(running) == 1 else ""
+def _runner_of(activity: Activity) -> tuple[ActorActivity, Running] | None:
+    """The only method that a process runs, with its actor; None where it runs several or none."""
+    running = [(actor, call) for actor in activity.actors for call in actor.running]
+    return running[0] if len(running) == 1 else None
 
 
 def _holds_up(activity: Activity) -> bool:
@@ -60,8 +60,8 @@ class Circles:
             logger.warning("%s, which starts when that method has ended: call the method itself, or do not wait", text)
         else:
             logger.warning(
-                "%d actors wait for each other, and none goes on: %s. Let one return its reference instead of waiting, "
-                "or give it async methods or a larger max_concurrency", len(found), text,
+                "%d actors wait for each other, and none goes on as long as they do: %s. Let one return its reference "
+                "instead of waiting, or give it async methods or a larger max_concurrency", len(found), text,
             )  # fmt: skip
 
     async def _follow(self, activity: Activity, way: list[str], been: list[bytes]) -> list[str]:
@@ -73,13 +73,18 @@ class Circles:
             way: the steps to it.
             been: the processes that were asked, and this one.
         """
-        runner = runner_of(activity)
-        if not runner or len(way) >= _LONGEST:
+        runner = _runner_of(activity)
+        if runner is None or len(way) >= _LONGEST:
             return []
+        actor, call = runner
         for awaited in activity.awaited:
-            steps = [*way, f"{runner} waits for {awaited.label}"]
+            if awaited.blocks is not call.blocks:  # something else of the process waits for it
+                continue
+            steps = [*way, f"{actor.label}.{call.method} waits for {awaited.label}"]
             if awaited.process == self._process.process:
-                return steps
+                if way or awaited.actor_id == actor.actor_id:
+                    return steps
+                continue
             if awaited.process in been:
                 continue
             been.append(awaited.process)

@@ -40,7 +40,7 @@ _CALLS: Final = 1000
 """Open calls of one caller that are looked at, the oldest first: the call that waits longest is among them."""
 _NAMED: Final = 3
 """Calls or actors that one line names."""
-_THREADED = frozenset({int(MethodKind.SYNC), int(MethodKind.GENERATOR)})
+THREADED = frozenset({int(MethodKind.SYNC), int(MethodKind.GENERATOR)})
 _PACKAGE = str(Path(__file__).parents[1])
 _RUNNER = str(Path(__file__).with_name("actor_runner.py"))
 
@@ -173,7 +173,7 @@ class Watchdog:
                 if other.host is host
                 and other.started
                 and other.stream is None
-                and host.interface.methods[other.code].kind in _THREADED
+                and host.interface.methods[other.code].kind in THREADED
                 and host.mailbox_of(other.code) is mailbox
             ),
             None,
