@@ -57,7 +57,9 @@ def test_contexts(tls: Tls) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(AuthenticationError, match=f"tls is {tmp_path}/none, and ca.pem there cannot be read: No such"):
+    with pytest.raises(
+        AuthenticationError, match=f"security is tls:{tmp_path}/none, and ca.pem there cannot be read: No such"
+    ):
         load_tls(tmp_path / "none")
 
 

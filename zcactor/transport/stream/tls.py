@@ -379,10 +379,10 @@ def _open(folder: Path, name: str, undo: contextlib.ExitStack) -> int:
         fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise AuthenticationError(
-            f"tls is {folder}, and {name} there cannot be read: {error.strerror}; the folder must hold ca.pem, "
-            "cert.pem and key.pem"
+            f"security is tls:{folder}, and {name} there cannot be read: {error.strerror}; the folder must hold "
+            "ca.pem, cert.pem and key.pem"
         ) from error
     undo.callback(os.close, fd)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise AuthenticationError(f"tls is {folder}, and {name} there is no file; put one in PEM there")
+        raise AuthenticationError(f"security is tls:{folder}, and {name} there is no file; put one in PEM there")
     return fd
