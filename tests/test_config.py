@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -352,6 +353,37 @@ def test_host_is_an_address(host: str) -> None:
 def test_a_driver_of_gpus_that_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=f"^gpu must be one of auto, cuda, fake, off, or 'fake:' .* not '{text}'$"):
         Config(gpu=text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("verbs", "a:x"), ("security", "on"), ("security", "tls:/a\0b"), ("gpu", "rocm"), ("host", "here"), ("ports", "1"),
+     ("transports", "udp")],
+)  # fmt: skip
+def test_errors_of_forms_name_their_source(here: Path, user: Path, name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"^argument: {name} "):
+        load_config({name: value}, environ={}, directory=here, user_directory=user)
+    (here / FILE_NAME).write_text(f"{name} = {json.dumps(value)}\n")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(here))}/zcactor.toml: {name} "):
+        load(here, user)
+    if "\0" not in value:
+        with pytest.raises(ValueError, match=f"^ZCACTOR_{name.upper()}: {name} "):
+            load(user, user, {f"ZCACTOR_{name.upper()}": value})
+
+
+def test_the_signature_has_the_settings() -> None:
+    assert list(inspect.signature(Config).parameters) == [field.name for field in dataclasses.fields(Config)]
+
+
+@pytest.mark.parametrize("text", ["9" * 30, "9" * 400, "1e3", "\u0661", "-1", "1..5GiB", "1.GiB", "GiB"])
+def test_a_size_that_is_none_or_too_large_names_its_setting(here: Path, user: Path, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match="^argument: store_capacity = "):
+        load(here, user, store_capacity=text)
+
+
+def test_large_sizes_are_exact(here: Path, user: Path) -> None:
+    for text, count in (("9223372036854775807", (1 << 63) - 1), ("9007199254740993", (1 << 53) + 1), ("1.5KiB", 1536)):
+        assert load(here, user, device_keep_nbytes=text)[0].device_keep_nbytes == count
 
 
 # ---- security

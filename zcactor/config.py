@@ -12,6 +12,7 @@ import socket
 import stat
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from inspect import Signature, signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict
@@ -20,7 +21,7 @@ from zcactor.folders import NoFolder, is_there, opened_at_once, shared_by, user_
 from zcactor.sizes import size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "FILE_NAME", "MAXIMUM", "MAX_VERBS_EAGER_LIMIT", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "SIZES",
@@ -215,25 +216,36 @@ class Config:
             name, value = field.name, getattr(self, field.name)
             if type(value) is not type(field.default) or value != field.default:
                 object.__setattr__(self, name, _checked(name, value, f"{name} = {value!r}"))
-        names = self.transports.split(",")
-        if len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
-            raise ValueError(
-                f"transports must be some of {', '.join(TRANSPORTS)}, separated by commas and each once, "
-                f"not {self.transports!r}"
-            )
-        if _is_link_local(self.host):
-            raise ValueError(
-                f"host is {self.host!r}, a link-local address, which means another host on each network: give an "
-                "address of this host that the others reach (ip addr, scope global)"
-            )
-        if not _is_address(self.host):
-            raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
-        if self.ports is not None:
-            ports_of(self.ports)
-        if self.gpu not in _GPU and not self.gpu.startswith("fake:"):
-            raise ValueError(f"gpu must be one of {', '.join(_GPU)}, or 'fake:' and options, not {self.gpu!r}")
-        security_of(self.security)
-        rdma_of(self.verbs)
+        for name, check in _FORMS.items():
+            if (value := getattr(self, name)) is not None:
+                check(value)
+
+
+# `__new__` hides the parameters from `help` and notebooks.
+setattr(Config, "__signature__", Signature([*signature(Config.__init__).parameters.values()][1:]))  # noqa: B010
+
+
+def _check_transports(text: str) -> None:
+    names = text.split(",")
+    if len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
+        raise ValueError(
+            f"transports must be some of {', '.join(TRANSPORTS)}, separated by commas and each once, not {text!r}"
+        )
+
+
+def _check_host(text: str) -> None:
+    if _is_link_local(text):
+        raise ValueError(
+            f"host is {text!r}, a link-local address, which means another host on each network: give an address of "
+            "this host that the others reach (ip addr, scope global)"
+        )
+    if not _is_address(text):
+        raise ValueError(f"host must be an IP address of this host, not {text!r}")
+
+
+def _check_gpu(text: str) -> None:
+    if text not in _GPU and not text.startswith("fake:"):
+        raise ValueError(f"gpu must be one of {', '.join(_GPU)}, or 'fake:' and options, not {text!r}")
 
 
 def ports_of(text: str) -> range:
@@ -276,7 +288,7 @@ def security_of(text: str) -> Security:
     Raises:
         ValueError: `text` has another form.
     """
-    if text.startswith(("tls:/", "tls:~")):
+    if text.startswith(("tls:/", "tls:~")) and "\0" not in text:
         return _SECURITY["auto"]._replace(tls=text.removeprefix("tls:"))
     if text in _SECURITY:
         return _SECURITY[text]
@@ -348,6 +360,13 @@ def _number(text: str, name: str, value: str, least: int, most: int) -> int:
     if value.isascii() and value.isdecimal() and least <= int(value) <= most:
         return int(value)
     raise ValueError(f"verbs is {text!r}: {name} must be a number from {least} to {most}, not {value!r}")
+
+
+_FORMS: Final[Mapping[str, Callable[[str], object]]] = {
+    "transports": _check_transports, "host": _check_host, "ports": ports_of, "gpu": _check_gpu,
+    "security": security_of, "verbs": rdma_of,
+}  # fmt: skip
+"""The functions that raise ValueError for a text of another form than its setting has."""
 
 
 class FurtherSettings(TypedDict, total=False):
@@ -478,17 +497,17 @@ def load_config(
         assert folder is not None
         path = Path(folder, FILE_NAME)
         for name, value in _read_file(path).items():
-            values[name] = _checked(name, value, f"{path}: {name} = {value!r}")
+            values[name] = _given(str(path), name, value)
             sources[name] = str(path)
     for name, value in _read_environment(environ).items():
         variable = PREFIX + name.upper()
-        values[name] = _checked(name, value, f"{variable}: {name} = {value!r}", lax=True)
+        values[name] = _given(variable, name, value, lax=True)
         sources[name] = variable
     for name, value in arguments.items():
         if name not in sources:
             raise TypeError(unknown_setting("argument", name, _names()))
         if value is not None:
-            values[name] = _checked(name, value, f"argument: {name} = {value!r}")
+            values[name] = _given("argument", name, value)
             sources[name] = "argument"
     return replace(Config(), **values), MappingProxyType(sources)
 
@@ -622,6 +641,17 @@ def _kinds() -> dict[str, Any]:
     import typing
 
     return typing.get_type_hints(Config)
+
+
+def _given(source: str, name: str, value: object, *, lax: bool = False) -> object:
+    """Return the value that a source gives for a field, as one of the field's type; see `_checked`."""
+    found = _checked(name, value, f"{source}: {name} = {value!r}", lax=lax)
+    if name in _FORMS and isinstance(found, str):
+        try:
+            _FORMS[name](found)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
+    return found
 
 
 def _checked(name: str, value: object, where: str, *, lax: bool = False) -> object:

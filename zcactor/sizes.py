@@ -19,10 +19,12 @@ def size(text: str) -> int:
     Raises:
         ValueError: `text` is no size.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text, re.IGNORECASE)
-    if found is None or found[2].upper() not in _UNITS:
+    found = re.fullmatch(r"(\d{1,30})(?:\.(\d{1,30}))? *([KMGT]?i?B?)", text, re.IGNORECASE | re.ASCII)
+    if found is None or found[3].upper() not in _UNITS:
         raise ValueError(f"{text!r} is no size: write for instance 256MiB, 1GiB or 1048576")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    unit, part = _UNITS[found[3].upper()], found[2] or "0"
+    divisor: int = 10 ** len(part)
+    return int(found[1]) * unit + int(part) * unit // divisor
 
 
 def sized(count: int) -> str:
