@@ -259,7 +259,9 @@ def test_the_parts_of_rdma(text: str, parts: Rdma) -> None:
     ("text", "named"),
     [
         ("", "'auto', 'off' or 'device:port:gid'"), (":1", "'device:port:gid'"), ("off:1", "'device:port:gid'"),
-        ("off,binding=pyverbs", "'device:port:gid'"), ("a:0", "port must be a number from 1 to 255, not '0'"),
+        ("off,binding=pyverbs", "'device:port:gid'"), ("none", "'device:port:gid'"), (" ", "'device:port:gid'"),
+        ("Off", "'device:port:gid'"), ("traffic_class", "'device:port:gid'"),
+        ("a:0", "port must be a number from 1 to 255, not '0'"),
         ("a:256", "port must be"), ("a:1:65536", "gid must be a number from 0 to 65535"), ("a:1:2:3", "gid must be"),
         ("a:one", "port must be .* not 'one'"), ("a:\u0661", "port must be"), ("a,", "'' must be one of traffic_class"),
         ("a,b", "'b' must be one of"), ("lane=3", "'lane=3' must be one of"), ("service_level=16", "from 0 to 15"),

@@ -330,7 +330,7 @@ def rdma_of(text: str) -> Rdma:
         return Rdma(None, None, None, (0, 0, 0), "none")
     device, _, numbers = place.partition(":")
     port, _, gid = numbers.partition(":")
-    if device in ("", "off"):
+    if device.strip().lower() in ("", "off", "none", "null", *_MARKS):
         raise ValueError(f"verbs is {text!r}: it must be 'auto', 'off' or 'device:port:gid', as in 'mlx5_0:1:3'")
     given: dict[str, str] = {}
     for each in options:
