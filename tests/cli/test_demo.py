@@ -99,11 +99,14 @@ class Demo:
 def demo(tmp_path: Path) -> Iterator[Demo]:
     """A demo with a small frame."""
     mark = uuid.uuid4().hex
+    # A test run in the background ignores the signal, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "zcactor", "demo", "--size", "16MiB"], cwd=tmp_path, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "MARK_OF_DEMO": mark},
     )  # fmt: skip
+    signal.signal(signal.SIGINT, before)
     with process:
         yield Demo(process, mark)
         process.kill()
