@@ -152,7 +152,8 @@ def test_a_node_in_another_named_folder_is_told_and_left_alone(hosts: Hosts) -> 
     assert transport == "tcp" and "lost" not in log
     assert f"has its run directory in XDG_RUNTIME_DIR={hosts.run_directories('a')}" in rejected["local"]
     for command in ("stop", "status"):
-        done = hosts.zcactor(command, host="b")
+        alone = {"TMPDIR": str(hosts.directory)}  # programs of other tests have theirs elsewhere
+        done = hosts.zcactor(command, host="b", environ=alone)
         assert f"(pid {head.record.pid}) runs with XDG_RUNTIME_DIR={hosts.run_directories('a')}" in (
             done.stdout + done.stderr
         )
