@@ -20,16 +20,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import numpy as np
-import numpy.typing as npt
+from zcactor.lazy_numpy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
+    import numpy.typing as npt
+
+    Frame = npt.NDArray[np.float64]
+
 __all__ = ["COLUMNS", "SHARED", "WAYS", "Scorer", "clipped_sum", "frame_of", "main", "written"]
 
-Frame = npt.NDArray[np.float64]
 Bounds = tuple[float, float]
 
 COLUMNS: Final = 8
@@ -57,17 +59,16 @@ def clipped_sum(frame: Frame, bounds: Bounds) -> float:
     return sum(float(np.clip(frame[row : row + _ROWS], low, high).sum()) for row in rows)
 
 
-_kept: Frame = np.empty((0, COLUMNS))
+_kept: list[Frame] = []
 
 
 def _keep(frame: Frame) -> None:
     """Keep the frame in this process, for `_on_kept`."""
-    global _kept
-    _kept = frame
+    _kept.append(frame)
 
 
 def _on_kept(bounds: Bounds) -> float:
-    return clipped_sum(_kept, bounds)
+    return clipped_sum(_kept[0], bounds)
 
 
 class Scorer:
