@@ -50,7 +50,7 @@ import numpy.typing as npt
 import zcactor as zc
 from benchmarks.harness import Measurement, Scale, at_most, exactly, interleave, median_round, medians, spread
 from benchmarks.machine import awake, cores, hold_core
-from benchmarks.peers import launcher
+from benchmarks.peers import launcher, told_by_first
 from tests.topology.simgrid_judge import interpreter, judged
 from zcactor.collectives.folding import fold, operand_of
 from zcactor.topology import dragonfly, fat_tree, mesh, orders, plans, torus
@@ -231,9 +231,7 @@ def by_mpi() -> None:
             for rank in range(1, comm.size):
                 comm.send(numbers, rank)
             return numbers
-        while not comm.Iprobe(0):
-            time.sleep(0.001)  # MPI's own wait keeps a core busy, and this process waits while others measure
-        told: list[int] = comm.recv(source=0)
+        told: list[int] = told_by_first(comm)
         return told
 
     def sums(elements: int) -> Callable[[], object]:
