@@ -347,10 +347,7 @@ async def test_nodes_and_programs_are_called_until_they_have_come(make: Make) ->
 
 
 async def test_a_standby_that_is_cancelled(make: Make) -> None:
-    head = await led(make())
-    stood: list[str] = []
-    taking = asyncio.create_task(make(waits=True, stood=stood).take())
-    await until(lambda: stood)
+    _, head, _, taking, _ = await one_waits(make)
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
