@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from zcactor.cli import demo_ways
 from zcactor.cli.demo import DEFAULT, LEAST, Figures, Refused, Room, choose, report
 from zcactor.cli.demo_ways import SHARED, WAYS
 from zcactor.sizes import size
@@ -66,6 +67,15 @@ def test_the_table_fits_80_columns_and_names_the_fastest(copied: int | None) -> 
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("From the frame to all results, joblib is the fastest") for line in lines)
     assert lines[-1].split()[:2] == ["469.00", "s"]
+
+
+def test_workers_load_neither_the_library_nor_the_command_line() -> None:
+    program = (
+        "import runpy, sys\n"
+        "runpy.run_path(sys.argv[1], run_name='__mp_main__')\n"
+        "assert not {'zcactor', 'numpy'} & set(sys.modules), sys.modules"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program, demo_ways.__file__], check=True)
 
 
 @dataclass

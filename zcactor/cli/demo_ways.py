@@ -2,7 +2,8 @@
 
 Each way is a program of its own, as a user would write it: ``python demo_ways.py WAY NBYTES SETS WORKERS``. It starts
 its workers, gives them the frame with one set of parameters after the other, ends them, and prints one line of JSON.
-The library is imported by its own way alone, so that no worker loads what it does not use.
+The library is imported by its own way alone, so that no worker loads what it does not use. NumPy is imported where it
+computes, because the command line reads the names of the ways without it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from zcactor.lazy_numpy import np
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
+    import numpy as np
     import numpy.typing as npt
 
     Frame = npt.NDArray[np.float64]
@@ -49,11 +49,15 @@ def frame_of(nbytes: int) -> Frame:
     Args:
         nbytes: its size, in bytes.
     """
+    import numpy as np
+
     return np.random.default_rng(7).random((nbytes // 8 // COLUMNS, COLUMNS))
 
 
 def clipped_sum(frame: Frame, bounds: Bounds) -> float:
     """The computation: the sum of all numbers, each of them brought to the nearest one within `bounds`."""
+    import numpy as np
+
     low, high = bounds
     rows = range(0, len(frame), _ROWS)
     return sum(float(np.clip(frame[row : row + _ROWS], low, high).sum()) for row in rows)
