@@ -40,6 +40,16 @@ zc.run(main())
 """
 
 
+ALONE = """
+async def main():
+    async with zc.init():
+        tell(begun=True)
+        await asyncio.Event().wait()
+zc.run(main())
+"""
+"""A program with a node of its own."""
+
+
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     with Hosts() as hosts:
@@ -152,11 +162,15 @@ def test_a_node_in_another_named_folder_is_told_and_left_alone(hosts: Hosts) -> 
     assert transport == "tcp" and "lost" not in log
     assert f"has its run directory in XDG_RUNTIME_DIR={hosts.run_directories('a')}" in rejected["local"]
     for command in ("stop", "status"):
-        alone = {"TMPDIR": str(hosts.directory)}  # programs of other tests have theirs elsewhere
-        done = hosts.zcactor(command, host="b", environ=alone)
+        done = hosts.zcactor(command, host="b")
         assert f"(pid {head.record.pid}) runs with XDG_RUNTIME_DIR={hosts.run_directories('a')}" in (
             done.stdout + done.stderr
         )
+    with hosts.program(ALONE, host="b") as program:
+        program.told("begun")
+        done = hosts.zcactor("status", host="b")
+        assert f"program {program.process.pid}, " in done.stdout
+        assert f"(pid {head.record.pid}) runs with XDG_RUNTIME_DIR={hosts.run_directories('a')}" in done.stderr
     assert len(addresses(hosts, {})) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,6 +18,7 @@ from zcactor.node.reports import ActorReport, ProgramReport, activities_of, prog
 from zcactor.process.cluster import HeadService
 from zcactor.process.loops import run
 from zcactor.sizes import sized
+from zcactor.workers.kept_records import nodes_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,6 +50,8 @@ def status(address: str | None, as_json: bool) -> None:
     programs = [] if address is not None else asyncio.run(programs_here())
     if address is None and (nodes_here() or not programs):
         address = heads_here()
+    elif address is None and (apart := nodes_apart(os.environ)):
+        click.echo(f"zcactor: {apart}", err=True)
     told: dict[str, Any] = {}
     if address is not None:
         try:
