@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zcactor.observe.stats import Stats
     from zcactor.process.context import LocalProcess
     from zcactor.process.sessions import Sessions
+    from zcactor.rpc.incoming import Incoming
 
 __all__ = ["Activity", "ActivityService", "ActorActivity", "Awaited", "Running", "ask_activities"]
 
@@ -102,25 +103,27 @@ class ActivityService:
         process = self._process
         watchdog, now = process.hosts.watchdog, time.monotonic()
         seen = {} if watchdog is None else watchdog.seen
-        calls = open_calls(process.sessions)
+        calls: dict[int, list[Incoming]] = {}
+        for call in open_calls(process.sessions):
+            if not call.cancelled:
+                calls.setdefault(id(call.host), []).append(call)
         actors = []
         for host in process.hosts.actors():
             running: list[Running] = []
-            waits: list[Running] = []
-            for call in calls:
-                if call.host is host and not call.cancelled:
-                    since = now if watchdog is None else seen.get((id(call.session), call.id, call.started), now)
-                    seconds = None if watchdog is None else now - since
+            waiting, waited = 0, None
+            for call in calls.get(id(host), ()):
+                since = now if watchdog is None else seen.get((id(call.session), call.id, call.started), now)
+                seconds = None if watchdog is None else now - since
+                if call.started:
                     method = host.interface.methods[call.code]
-                    told = Running(method.name, seconds, method.kind in THREADED)
-                    if call.started:
-                        running.append(told)
-                    else:
-                        waits.append(msgspec.structs.replace(told, seconds=None) if call.blockers else told)
+                    running.append(Running(method.name, seconds, method.kind in THREADED))
+                    continue
+                waiting += 1
+                if seconds is not None and not call.blockers:
+                    waited = max(waited or 0.0, seconds)
             running.sort(key=lambda each: -(each.seconds or 0.0))
-            waited = max((each.seconds for each in waits if each.seconds is not None), default=None)
             actor_id = "" if host.info is None else host.info.actor_id.hex()
-            actors.append(ActorActivity(actor_id, host.label, running[:_NAMED], len(waits), waited))
+            actors.append(ActorActivity(actor_id, host.label, running[:_NAMED], waiting, waited))
         awaited = [
             Awaited(
                 actor.actor_id.hex(), f"{actor.label}.{call.label.rpartition('.')[2]}", actor.location[0],

@@ -109,7 +109,7 @@ class Watchdog:
             self.seen = {}
         self._looked = now
         hosts = [host for index, host in list(self._hosts.items()) if index != SYSTEM_INDEX]
-        calls = open_calls(self._sessions)
+        calls = open_calls(self._sessions, _CALLS)
         if self._asked is not None:
             if now - self._asked >= self._after:
                 self._blocked(now, hosts, calls)
@@ -207,12 +207,13 @@ class Watchdog:
                     yield f"{remote.label}.{call.label.rpartition('.')[2]}"
 
 
-def open_calls(sessions: Sessions) -> list[Incoming]:
-    """The calls of peers to the actors of a process that have no answer yet, the oldest ones of each caller."""
+def open_calls(sessions: Sessions, most: int | None = None) -> list[Incoming]:
+    """The calls of peers to the actors of a process that have no answer yet, at most so many of each caller, the oldest
+    ones."""
     return [
         incoming
         for session in list(sessions.all())
-        for incoming in list(islice(session.incoming.values(), _CALLS))
+        for incoming in list(islice(session.incoming.values(), most))
         if incoming.host is not None and incoming.actor != SYSTEM_INDEX
     ]
 
