@@ -96,15 +96,14 @@ async def _hosts(actors: Iterable[str]) -> list[tuple[str, bytes]]:
     from zcactor.ids import ActorId
     from zcactor.process.context import current
 
-    found = []
-    for actor in actors:
+    async def host_of(actor: str) -> tuple[str, bytes] | None:
         try:
             async with asyncio.timeout(1.0):
-                host = await current().head.ask(HeadService.process_of, ActorId(bytes.fromhex(actor)))
-            found.append((actor, host))
+                return actor, await current().head.ask(HeadService.process_of, ActorId(bytes.fromhex(actor)))
         except (ZcactorError, TimeoutError):
-            continue
-    return found
+            return None
+
+    return [found for found in await asyncio.gather(*map(host_of, actors)) if found is not None]
 
 
 def _plain(facts: Any) -> dict[str, Any]:
