@@ -126,6 +126,40 @@ def test_values_that_no_other_process_can_have_are_refused_where_they_are_given(
                 check_options(table, "Place.options", {name: value})
 
 
+class Hostile:
+    """An object that raises whenever it is looked at."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("shown")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("value", [Hostile(), np.array(["owned"]), np.array(["owned", "own"]), [Hostile()]])
+def test_objects_that_raise_are_no_values_of_options(value: Any) -> None:
+    for name in _TABLES["spawn"]:
+        with pytest.raises(TypeError, match=f"^Place.options: option {name!r} must be "):
+            check_options("spawn", "Place.options", {name: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = {"num_cpus": np.float32(0.5), "max_restarts": np.int64(3), "resources": {"a": np.uint8(2)}}
+    checked = check_options("spawn", "Place.options", given)
+    assert checked == {"num_cpus": 0.5, "max_restarts": 3, "resources": {"a": 2}}
+    assert [type(checked["num_cpus"]), type(checked["max_restarts"])] == [float, int]
+    assert check_options("call", "Place.options", {"timeout": np.int64(1)}) == {"timeout": 1}
+
+
+@pytest.mark.parametrize("name", ["num_cpus", "max_restarts", "max_concurrency"])
+def test_numbers_with_thousands_of_digits_name_their_option(name: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^Place.options: option {name!r} must be ") as error:
+        check_options("spawn", "Place.options", {name: 10**5000})
+    assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize("table", TYPES)
 def test_unknown_names(table: str) -> None:
     with pytest.raises(TypeError) as error:

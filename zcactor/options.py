@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Final, Literal, TypedDict
 
 import msgspec
@@ -106,14 +106,14 @@ class MethodOptions(CallOptions, total=False):
 
 
 def _exact(value: Any) -> Any:
-    """A value of an option as one of Python's own types: NumPy's numbers and texts are subclasses of these."""
+    """A value of an option as one of Python's own types, such as a number or a text of NumPy's."""
     if isinstance(value, Mapping):
         return {_exact(key): _exact(each) for key, each in value.items()}
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, float):
-        return float(value)
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 class ActorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -218,6 +218,10 @@ def _map_to(expected: str, good: Callable[[Any], bool]) -> _Check:
     return f"a mapping of str, of {LONGEST_NAME:,} characters at most, to {expected}", is_one
 
 
+def _one_of(*texts: str) -> _Check:
+    return " or ".join(map(repr, texts)), lambda v: isinstance(v, str) and v in texts
+
+
 _NAME: _Check = (
     f"a str of 1 to {LONGEST_NAME:,} characters, or None", lambda v: v is None or (_is_name(v) and v != ""),
 )  # fmt: skip
@@ -225,18 +229,18 @@ _SPAWN: dict[str, _Check] = {
     "name": _NAME,
     "namespace": _NAME,
     "get_if_exists": ("a bool", lambda v: isinstance(v, bool)),
-    "lifetime": ("'owned' or 'detached'", lambda v: v in ("owned", "detached")),
+    "lifetime": _one_of("owned", "detached"),
     "num_cpus": ("a finite number >= 0", _is_number),
     "num_gpus": ("a finite number >= 0", _is_number),
     "resources": _map_to("finite numbers >= 0", _is_number),
     "node": _NAME,
-    "process": ("'own' or 'shared'", lambda v: v in ("own", "shared")),
+    "process": _one_of("own", "shared"),
     "max_concurrency": ("an int >= 1", lambda v: _is_count(v, 1)),
     "max_pending_calls": ("an int >= 1", lambda v: _is_count(v, 1)),
     "max_restarts": ("an int >= -1", lambda v: _is_count(v, -1)),
     "max_retries": ("an int >= 0", _is_count),
     "env": _map_to("str", lambda v: isinstance(v, str)),
-    "on_hang": ("'none' or 'kill'", lambda v: v in ("none", "kill")),
+    "on_hang": _one_of("none", "kill"),
 }
 _DECLARATION: dict[str, _Check] = _SPAWN | {
     "concurrency_groups": _map_to("ints >= 1", lambda v: _is_count(v, 1)),
@@ -304,15 +308,20 @@ def _checked(what: str, name: str, check: _Check, value: Any) -> Any:
     expected, good = check
     own = _exact(value)
     if not good(own):
-        shown = repr(own)
-        if len(shown) > _SHOWN:
-            shown = f"{shown[:_SHOWN]}... ({len(shown):,} characters)"
-        raise TypeError(f"{what} must be {expected}, got {shown} ({type(value).__name__})")
+        raise TypeError(f"{what} must be {expected}, got {_shown(own)} ({type(value).__name__})")
     if name != "timeout":  # a deadline that never comes is not sent
         check_can_be_sent(what, own)
     if name == "env":
         _check_variables(what, own)
     return own
+
+
+def _shown(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except Exception:  # of the user's class, or of an int with thousands of digits
+        return object.__repr__(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}... ({len(shown):,} characters)"
 
 
 def check_can_be_sent(what: str, value: Any) -> None:
@@ -330,7 +339,8 @@ def check_can_be_sent(what: str, value: Any) -> None:
             check_can_be_sent(f"{what}: a key", key)
             check_can_be_sent(f"{what}: the value of {key!r}", each)
     elif isinstance(value, int) and value > _MOST:
-        raise ValueError(f"{what} must be at most {_MOST:,} as an int, got {value:,}")
+        got = f"{value:,}" if value.bit_length() <= _SHOWN else f"one of {value.bit_length():,} bits"
+        raise ValueError(f"{what} must be at most {_MOST:,} as an int, got {got}")
     elif isinstance(value, str):
         try:
             str.encode(value)
