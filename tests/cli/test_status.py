@@ -128,7 +128,9 @@ def listening(base: Path) -> tuple[socket.socket, Path]:
     return listener, path
 
 
-@pytest.mark.parametrize("spoil", ["folder open to others", "socket open to others", "file", "link", "garbage"])
+@pytest.mark.parametrize(
+    "spoil", ["folder open to others", "socket open to others", "file", "link", "garbage", "nested"]
+)
 async def test_sockets_that_are_not_private_are_not_looked_at(
     base: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
 ) -> None:
@@ -151,13 +153,13 @@ async def test_sockets_that_are_not_private_are_not_looked_at(
         def answer() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(b'{"pid": "none"}')
+                connection.sendall(b'{"pid": "none"}' if spoil == "garbage" else b"[" * 100_000)
 
         thread = threading.Thread(target=answer)
         thread.start()
     try:
         assert await programs_here() == []
-        if spoil == "garbage":
+        if spoil in ("garbage", "nested"):
             thread.join(20)
         else:
             with pytest.raises(BlockingIOError):

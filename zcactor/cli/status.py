@@ -122,7 +122,7 @@ def _lasts(seconds: float | None) -> str:
 def doing(actor: ActorReport) -> str:
     """The method that an actor runs and for how long, or why that is not known."""
     if actor.state != "alive":
-        return actor.state
+        return shown(actor.state)
     if actor.activity is None:
         return "does not answer"
     if not actor.activity.running:

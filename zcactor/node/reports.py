@@ -225,7 +225,7 @@ async def _read(path: Path) -> ProgramReport | None:
                 while len(content) <= _LARGEST and (block := await reader.read(1 << 16)):
                     content += block
         return msgspec.json.decode(content, type=ProgramReport)
-    except (OSError, TimeoutError, msgspec.DecodeError):  # it has just ended, hangs, or is of another version
+    except (OSError, TimeoutError, msgspec.DecodeError, RecursionError):  # it ended, hangs, or is of another version
         return None
 
 
