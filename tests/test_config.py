@@ -266,7 +266,8 @@ def test_the_parts_of_rdma(text: str, parts: Rdma) -> None:
         ("a:one", "port must be .* not 'one'"), ("a:\u0661", "port must be"), ("a,", "'' must be one of traffic_class"),
         ("a,b", "'b' must be one of"), ("lane=3", "'lane=3' must be one of"), ("service_level=16", "from 0 to 15"),
         ("traffic_class=256", "from 0 to 255"), ("traffic_class=", "traffic_class must be"),
-        ("pkey_index=-1", "pkey_index must be"), ("pkey_index=1,pkey_index=1", "each once"),
+        ("pkey_index=-1", "pkey_index must be"),
+        ("pkey_index=" + "9" * 5000, "pkey_index must be"), ("pkey_index=1,pkey_index=1", "each once"),
         ("binding=none", "binding must be pyverbs or ibverbs, not 'none'"),
     ],
 )  # fmt: skip
@@ -381,6 +382,10 @@ def test_the_signature_has_the_settings() -> None:
 def test_a_size_that_is_none_or_too_large_names_its_setting(here: Path, user: Path, text: str) -> None:
     with pytest.raises((ValueError, TypeError), match="^argument: store_capacity = "):
         load(here, user, store_capacity=text)
+
+
+def test_a_size_in_a_variable_may_be_none(here: Path, user: Path) -> None:
+    assert load(here, user, {"ZCACTOR_STORE_CAPACITY": "null"})[0].store_capacity is None
 
 
 def test_large_sizes_are_exact(here: Path, user: Path) -> None:

@@ -357,7 +357,7 @@ def rdma_of(text: str) -> Rdma:
 
 
 def _number(text: str, name: str, value: str, least: int, most: int) -> int:
-    if value.isascii() and value.isdecimal() and least <= int(value) <= most:
+    if value.isascii() and value.isdecimal() and len(value) <= 5 and least <= int(value) <= most:
         return int(value)
     raise ValueError(f"verbs is {text!r}: {name} must be a number from {least} to {most}, not {value!r}")
 
@@ -674,7 +674,7 @@ def _checked(name: str, value: object, where: str, *, lax: bool = False) -> obje
     kind = _kinds()[name]
     expected = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
     keys = f"Valid keys: {', '.join(sorted(_names()))}"
-    if name in SIZES and isinstance(value, str):
+    if name in SIZES and isinstance(value, str) and not (lax and value == "null"):
         try:
             value = size(value)
         except ValueError:
