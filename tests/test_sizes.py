@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zcactor.sizes import size
+from zcactor.sizes import size, sized
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,14 @@ def test_sizes(text: str, nbytes: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is no size: write for instance 256MiB"):
         size(text)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 bytes"), (1, "1 byte"), (1023, "1,023 bytes"), (1024, "1 KiB"), (1536, "1.5 KiB"),
+        ((1 << 20) - 1, "1 MiB"), ((1 << 20) - 100, "1023.9 KiB"), (1 << 50, "1024 TiB"),
+    ],
+)  # fmt: skip
+def test_sizes_as_text(nbytes: int, text: str) -> None:
+    assert sized(nbytes) == text

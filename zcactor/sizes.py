@@ -31,6 +31,6 @@ def sized(count: int) -> str:
     """A number of bytes with its unit, as in ``"1.5 GiB"``."""
     value, names = float(count), ("bytes", "KiB", "MiB", "GiB", "TiB")
     unit = 0
-    while value >= 1024 and unit < len(names) - 1:
+    while round(value, 1) >= 1024 and unit < len(names) - 1:
         value, unit = value / 1024, unit + 1
-    return f"{count:,} bytes" if unit == 0 else f"{value:.1f} {names[unit]}".replace(".0 ", " ")
+    return f"{count:,} byte{'s' * (count != 1)}" if unit == 0 else f"{value:.1f} {names[unit]}".replace(".0 ", " ")

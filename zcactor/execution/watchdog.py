@@ -184,8 +184,8 @@ class Watchdog:
             return
         if running is None:
             logger.warning(
-                "%s has waited %g s: %d calls of %s run, as many as may (max_concurrency)",
-                spec.label, self._after, mailbox.tasks.running, host.label,
+                "%s has waited %g s: as many calls of %s run as may (max_concurrency is %d)",
+                spec.label, self._after, host.label, mailbox.tasks.running,
             )  # fmt: skip
             return
         what = host.interface.methods[running.code]
