@@ -153,7 +153,7 @@ async def test_sockets_that_are_not_private_are_not_looked_at(
         def answer() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(b'{"pid": "none"}' if spoil == "garbage" else b"[" * 100_000)
+                connection.sendall(b'{"pid": "none"}' if spoil == "garbage" else b'{"x":' + b"[" * 100_000)
 
         thread = threading.Thread(target=answer)
         thread.start()
