@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.steps import act_at_step
 from zcactor.transport.stream.slots import NBYTES, Slots
 
 TRACED = __file__, inspect.getfile(Slots)
@@ -228,28 +227,8 @@ def test_a_frame_that_a_finalizer_writes_inside_of_a_flush() -> None:
     assert not slots.pending
 
 
-def at_each_step(run: Callable[[], object], step: int, then: Callable[[], None]) -> int:
-    """Run, with an action before one step of the code here and of `Slots`. Returns the number of steps."""
-    at = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal at
-        if frame.f_code.co_filename not in TRACED:  # a callback of the collector's
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            at += 1
-            if at == step + 1:
-                then()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    finally:
-        sys.settrace(before)
-    return at
+def is_of_slots(code: CodeType) -> bool:
+    return code.co_filename in TRACED  # else a callback of the collector's
 
 
 def write_and_flush(out: Any, frame: bytes) -> None:
@@ -264,7 +243,7 @@ def test_a_frame_that_is_written_at_any_step_of_a_flush() -> None:
         sock = Socket()
         out = Slots(100, sock.send).buffer
         write(out, b"first")
-        steps = at_each_step(out.flush, step, partial(write_and_flush, out, b"second"))
+        steps = act_at_step(out.flush, step, partial(write_and_flush, out, b"second"), is_of_slots)
         assert sorted(sock.taken) in ([b"first", b"second"], [b"firstsecond"]), f"the frame of step {step}"
         step += 1
     assert steps > 100
@@ -283,7 +262,7 @@ def test_an_exception_at_any_step_of_a_flush_sends_nothing_twice() -> None:
         write(slots.buffer, b"first")
         raised = False
         try:
-            at_each_step(slots.buffer.flush, step, stop)
+            act_at_step(slots.buffer.flush, step, stop, is_of_slots)
         except TimeoutError:
             raised = True
         slots.buffer.resume()
