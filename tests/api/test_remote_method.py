@@ -11,6 +11,9 @@ import pytest
 import tests.api.test_handle as handles
 import zcactor as zc
 from tests.api.test_handle import Signatures
+from tests.steps import act_at_step
+from zcactor.api.remote_method import RemoteMethod
+from zcactor.testing import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -214,3 +217,27 @@ async def test_a_notebook_shows_handles_and_references() -> None:
     assert "<td>scale(x, factor=...)</td>" in handle._repr_html_()
     ref = zc.put(3)
     assert ref._repr_html_() == "<code>&lt;ObjectRef put(int) 1 bytes&gt;</code> a promise: await it"
+
+
+class Interrupted(Exception):
+    """The exception of a signal's handler."""
+
+
+def interrupt() -> None:
+    raise Interrupted
+
+
+async def test_a_call_that_is_interrupted_at_any_step_leaves_nothing() -> None:
+    handle: Any = await zc.spawn(Scaling)
+    assert await handle.scale(1.0) == 2.0
+    method, step, interrupted = handle.scale, 0, True
+    while interrupted:
+        interrupted = False
+        try:
+            act_at_step(lambda: method(1.0), step, interrupt, lambda code: code is RemoteMethod.__call__.__code__)
+        except Interrupted:
+            interrupted = True
+        step += 1
+    assert step > 50
+    assert await method(2.0) == 4.0
+    await until(lambda: not handle._remote.unfinished, "all calls have ended")

@@ -179,7 +179,10 @@ class ObjectRef(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
         )
 
     def __del__(self) -> None:
-        call = self._call
+        try:
+            call = self._call
+        except AttributeError:  # a signal's handler has raised while it was made
+            return
         call.refs -= 1
         if call.refs == 0 and call.state is _DONE and not call.retrieved:
             _note_unretrieved(call)

@@ -70,9 +70,9 @@ class RemoteMethod:
                 call.on_done = actor.closed
                 call.refs = 1
                 unfinished = actor.unfinished
-                unfinished.add(call)
+                sent: bool | None = False
                 try:
-                    sent: bool | None = False
+                    unfinished.add(call)  # within, as a signal's handler may raise as soon as it is there
                     if len(unfinished) <= actor.max_pending:
                         sent = session.wire.call(call, index, spec.code, args)
                         if sent is None:  # there are references among the arguments
