@@ -184,7 +184,7 @@ def render(report: Report, console: Console) -> None:
     console.print(table(settings, ("setting", "value", "source")))
     title("Machine")
     console.print(table(_machine(report.machine)))
-    title("StoreReport")
+    title("Object store")
     console.print(table(_store(report.store)))
     title("RDMA")
     _rdma(console, report.rdma)
