@@ -22,7 +22,7 @@ def hosts() -> Iterator[Hosts]:
 
 DECIDES_NO_MORE = """
 from zcactor.process.cluster import HeadService
-from zcactor.driver import driver
+from zcactor.driver import joining
 async def main():
     if what == "depose":
         async with zc.init(ADDRESS) as runtime:
@@ -34,11 +34,11 @@ async def main():
         except zc.ConnectionLost as error:
             tell(said=str(error))
     else:
-        find, looked = driver.find_head, []
+        find, looked = joining.find_head, []
         async def find_another(address, *args):
             looked.append(address)
             return await find(what if len(looked) > 1 else address, *args)
-        driver.find_head = find_another
+        joining.find_head = find_another
         async with zc.init(ADDRESS):
             tell(said=(len(looked), [node.address.partition("@")[2] for node in await zc.nodes()]))
 zc.run(main())
@@ -63,9 +63,9 @@ def test_the_next_head_is_looked_for_where_the_first_decides_no_more(hosts: Host
 
 KILLED_BEFORE = """
 import select, signal
-from zcactor.driver import driver
+from zcactor.driver import joining
 async def main():
-    find, looked = driver.find_head, []
+    find, looked = joining.find_head, []
     async def find_and_kill(address, *args):
         looked.append(address)
         if len(looked) > 1:
@@ -74,7 +74,7 @@ async def main():
         os.kill(pid, signal.SIGKILL)
         select.select([head], [], [])
         return identity
-    driver.find_head = find_and_kill
+    joining.find_head = find_and_kill
     try:
         async with zc.init(ADDRESS, config=zc.Config(head_timeout=timeout)):
             tell(said=(len(looked), [node.address.partition("@")[2] for node in await zc.nodes()]))

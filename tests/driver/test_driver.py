@@ -20,7 +20,7 @@ import pytest
 import zcactor as zc
 from tests.driver.programs import Program
 from zcactor.config import SIZES, Config, FurtherSettings
-from zcactor.driver import driver
+from zcactor.driver import driver, joining
 from zcactor.process import context
 from zcactor.process.head_outage import HeadGone
 
@@ -257,8 +257,8 @@ async def test_all_searches_for_a_head_to_join_have_one_deadline(monkeypatch: py
             await asyncio.sleep(0)
         raise HeadGone("it was killed") if len(left) < 3 else ValueError("enough")
 
-    monkeypatch.setattr(driver, "_join_once", join)
-    monkeypatch.setattr(driver, "_AGAIN", 0.0)
+    monkeypatch.setattr(joining, "_join_once", join)
+    monkeypatch.setattr(joining, "_AGAIN", 0.0)
     with pytest.raises(ValueError, match="enough"):
         await zc.init("10.0.0.1:1", head_timeout=20.0)
     assert left[0] == pytest.approx(20.0) and left[0] > left[1] > left[2]

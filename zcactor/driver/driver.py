@@ -5,36 +5,21 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import contextvars
 import os
 import secrets
-import sys
 import warnings
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Self, TextIO, Unpack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from zcactor import ids
 from zcactor.api.unawaited import Unawaited
 from zcactor.assembly.devices import offered_gpus
-from zcactor.assembly.endpoints import (
-    address_of,
-    find_through,
-    hear_of_heads,
-    make_endpoint,
-    problem_of,
-)
 from zcactor.assembly.fork_guard import watch_forks
-from zcactor.assembly.process import Process
 from zcactor.config import TRANSPORTS, Config, FurtherSettings, load_config, unknown_setting
-from zcactor.control.head_watch import HeadWatch
-from zcactor.control.node_table import machine_of, own_machine
-from zcactor.driver.finding import check_address, check_reachable, find_head
-from zcactor.driver.head_search import HeadSearch
-from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
-from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
+from zcactor.driver.runtimes import EmbeddedRuntime, Runtime, end_agent, print_log
+from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized
 from zcactor.exception_pickling import hides
 from zcactor.folders import working_directory
-from zcactor.logs import logger
 from zcactor.machine import check_calls, usable_cpus
 from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
@@ -42,17 +27,10 @@ from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
 from zcactor.options import LONGEST_NAME, check_can_be_sent
 from zcactor.process import context
-from zcactor.process.cluster import MembershipService
-from zcactor.process.epochs import Deposed
-from zcactor.process.head_outage import HeadGone
 from zcactor.process.loops import chosen_loop
 from zcactor.standard import open_standard
-from zcactor.token import default_file, find_token
-from zcactor.transport.registry import prefers_host, tls_of
-from zcactor.transport.stream.probe import identify
-from zcactor.workers.kept_records import meeting_base, out_of_reach
 from zcactor.workers.orphans import LastResort
-from zcactor.workers.run_directory import RunDirectory, base_directory, shared_names
+from zcactor.workers.run_directory import RunDirectory, base_directory
 
 if TYPE_CHECKING:
     import socket
@@ -70,8 +48,6 @@ HEARTBEAT, HANG_AFTER = 1.0, 10.0
 counts as hung: far above the time of a busy machine or a long garbage collection, because the actor loses its state."""
 _WORD = 4096
 """Bytes of the agent's word on its start, at most."""
-_AGAIN = 0.1
-"""Seconds until the head is looked for again where the one that was found decides no more."""
 _runtime: Runtime | None = None
 _starting = False
 
@@ -265,7 +241,9 @@ async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Runt
             # it.
             own_host = extra["own_host"] or config.host != Config().host
             own_host = own_host or sources["host"] not in ("default", "argument")
-            _runtime = await _join(config, extra["token"], own_host=own_host)
+            from zcactor.driver.joining import join  # which programs with a node of their own do without
+
+            _runtime = await join(config, extra["token"], own_host=own_host)
     finally:
         _starting = False
     return _runtime
@@ -299,13 +277,20 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
                 "worker": {"store_capacity": capacity, "namespace": config.namespace},
             },
         )  # fmt: skip
+        # Only now, while the agent starts: this takes as long as all that is done before the agent is there.
+        import numpy as np  # noqa: F401  # which the runtime needs in any case
+
+        from zcactor.assembly.endpoints import make_endpoint
+        from zcactor.assembly.process import Process
+        from zcactor.control.node_table import own_machine
+
         store = Store(capacity, driver)
         undo.callback(store.close)
         endpoint = make_endpoint(config, directory.path, driver, secret, store)
         process = Process(driver, "driver", config, loop, store, endpoint)
         process.sessions.head = agent_id
         process.locations.machine = own_machine(config, directory.path)
-        process.news.print_log = _print_log
+        process.news.print_log = print_log
         try:
             await endpoint.start(process.connections.accepted)
             await _agent_is_ready(loop, control, agent, config.spawn_timeout)
@@ -318,99 +303,6 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
     search_here(search_path())
     context.set_current(process)
     return EmbeddedRuntime(config, process, directory, agent, control, last_resort)
-
-
-async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runtime:
-    """Join the cluster whose head listens at `config.address`.
-
-    A head that was stopped and goes on answers there until it sees that another one leads, and one that was found may
-    be killed before the program has joined. The program looks for the next one then, as long as for a head that does
-    not answer.
-
-    Args:
-        config: the settings.
-        argument: the token that the program gave, if any.
-        own_host: whether a setting names `config.host`; otherwise the host is our own address on the way to the head.
-    """
-    assert config.address is not None
-    check_address(config.address)
-    loop = asyncio.get_running_loop()
-    until = loop.time() + config.head_timeout
-    found = False
-    while True:
-        try:
-            return await _join_once(config, argument, own_host=own_host, patience=until - loop.time())
-        except (Deposed, HeadGone) as error:
-            found = True
-            if loop.time() + _AGAIN > until:
-                raise ConnectionLost(f"zc.init: the head at {config.address} decides no more: {error}", False) from None
-        except ConnectionLost:
-            if not found or loop.time() + _AGAIN > until:
-                raise
-        await asyncio.sleep(_AGAIN)
-
-
-async def _join_once(config: Config, argument: str | None, *, own_host: bool, patience: float) -> Runtime:
-    address = config.address
-    assert address is not None
-    found = find_token(argument, os.environ)
-    if found is None:
-        raise AuthenticationError(
-            f"to join {address} the cluster's token is needed: copy {default_file(os.environ)} from the head's host, "
-            "or set ZCACTOR_TOKEN_FILE or ZCACTOR_TOKEN, or pass token="
-        )
-    token, _ = found
-    tls = tls_of(config)
-    head = await find_head(address, token, tls, patience)
-    if not own_host:
-        config = replace(config, host=head.ours)
-    check_reachable(config, head)
-    raise_descriptor_limit()
-    watch_forks()
-    with contextlib.ExitStack() as undo:
-        names = shared_names(head.process.hex(), token)
-        directory = RunDirectory.shared(meeting_base(names, os.environ), *names)
-        undo.callback(directory.remove)
-        apart, gone = out_of_reach(names, directory.path, os.environ)
-        if gone and prefers_host(config.transports):
-            logger.warning("zc.init: calls and arrays go by other transports than local: %s", apart)
-        loop = asyncio.get_running_loop()
-        driver = ids.new_process()
-        store = Store(config.store_capacity or default_capacity(), driver)
-        undo.callback(store.close)
-        endpoint = make_endpoint(config, directory.path, driver, token, store, clustered=True, apart=apart)
-        problem = problem_of(endpoint)
-        if problem:
-            raise ConnectionLost(f"zc.init: {address} cannot be joined: {problem}")
-        process = Process(driver, "driver", config, loop, store, endpoint)
-        process.sessions.head = head.process
-        process.locations.machine = own_machine(config, directory.path)
-        process.news.print_log = _print_log
-        find_through(endpoint, process.places, process.head, head.address)
-        process.head.identify = lambda place: identify(place, token, tls)
-        watch = HeadWatch(process, process.news.known)
-        process.news.on_heads = watch.told
-        hear_of_heads(endpoint, watch.summoned)
-        context.set_current(process)  # the answers to the calls below are unpacked in it
-        try:
-            await endpoint.start(process.connections.accepted)
-            machine = machine_of(directory.path)
-            try:
-                joined = await process.head.ask(MembershipService.join_driver, address_of(endpoint), machine)
-            except (ConnectionLost, AuthenticationError) as error:  # AuthenticationError: another process listens there
-                if process.sessions.living(head.process) is not None:
-                    raise
-                raise HeadGone(str(error.args[0]), False) from error
-        except BaseException:
-            context.clear_current()
-            await process.close()
-            raise
-        undo.pop_all()
-    search_here(search_path())
-    process.head.outage.joined(*joined)
-    process.news.on_head_ends = process.head.outage.give_up
-    process.connections.on_lost = HeadSearch(process, machine).session_lost
-    return JoinedRuntime(config, process, directory, address)
 
 
 async def _agent_is_ready(
@@ -486,26 +378,6 @@ def resources_of(config: Config, custom: Mapping[str, float], gpus: Sequence[str
     if count:
         total["GPU"] = float(count)
     return total
-
-
-def _print_log(stream: str, text: str) -> None:
-    """Write an actor's output to the present ``sys.stdout`` or ``sys.stderr`` (a notebook's, a test's capture).
-
-    A notebook shows output at the cell whose context printed it. Our context is that of the cell that called `init`, so
-    the text is printed in an empty context, which stands for the cell that runs now.
-    """
-    contextvars.Context().run(_write, sys.stderr if stream == "stderr" else sys.stdout, text)
-
-
-def _write(file: TextIO | None, text: str) -> None:
-    if file is None:
-        return
-    try:
-        file.write(text)
-    except UnicodeEncodeError:  # a standard output that is not UTF-8
-        encoding = getattr(file, "encoding", None) or "ascii"
-        file.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    file.flush()
 
 
 def _after_fork() -> None:
