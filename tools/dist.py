@@ -7,7 +7,8 @@
 
 The same commit gives the same bytes: dates are the commit's (or ``SOURCE_DATE_EPOCH``), modes do not depend on the
 umask, and the versions of the tools stand in the group ``dist`` of ``pyproject.toml``. Files that git does not ignore
-go in, committed or not. Older packages in ``dist/`` are deleted. Interpreters are pyenv's or the path's.
+go in, committed or not, and each wheel gets the bill of materials that `tools/sbom.py` writes. Older packages in
+``dist/`` are deleted. Interpreters are pyenv's or the path's.
 
 manylinux_2_28 wheels: the compiler of the machine builds ``_hot``, as clang's sum of float16 takes 13 times as long;
 its symbols are old enough on their own. Zig builds the others, against the symbols of glibc 2.28. ``auditwheel`` has
@@ -172,6 +173,10 @@ def _wheel(python: str, sources: Path, folder: Path, seconds: int, zig: str | No
         "ZIG_GLOBAL_CACHE_DIR": str(ROOT / "build" / "zig"), "ZIG_LOCAL_CACHE_DIR": str(ROOT / "build" / "zig"),
     }  # fmt: skip
     options = [f"--config-setting=--build-option=--plat-name={TAG}"] if zig else []
+    # Setuptools takes along all that is in this folder.
+    info = sources / "zcactor.egg-info"
+    bill = info / "sboms" / "zcactor.cdx.json"
+    _run([python, "-I", str(ROOT / "tools" / "sbom.py"), str(info / "PKG-INFO"), str(bill)], environ)
     with tempfile.TemporaryDirectory() as made:
         words = [python, "-m", "build", "--wheel", "--no-isolation", "--outdir", made, *options, str(sources)]
         _run(words, environ)

@@ -5,8 +5,8 @@
     python tools/dist_check.py [--contents]     # --contents: nothing is installed
 
 Contents: the package with its typing marker, licence, generated modules and stripped native parts for this system,
-without tests, sources in C, the builder's folders or a RUNPATH. Each file has the bytes that RECORD gives. The sdist
-has what its tests need.
+without tests, sources in C, the builder's folders or a RUNPATH. Each file has the bytes that RECORD gives. The bill of
+materials names the version and the dependencies of the metadata. The sdist has what its tests need.
 
 Then each wheel goes into an empty environment of its Python, as pyenv or the path have it, with ``CC=/bin/false`` and
 no checkout on the path. There the README's program runs: in a site-packages that cannot be written to, from an empty
@@ -22,6 +22,7 @@ import base64
 import csv
 import ctypes
 import hashlib
+import json
 import os
 import re
 import struct
@@ -121,6 +122,26 @@ def _metadata_faults(metadata: Message) -> Iterator[str]:
             yield f"METADATA names a host that does not exist: {url}"
 
 
+def _bill_faults(content: bytes, metadata: Message) -> Iterator[str]:
+    """The faults of the bill of materials of a wheel: it is not CycloneDX's, or names other things than METADATA."""
+    name = metadata["Name"]
+    expected = {f"{name} {metadata['Version']}", "Apache-2.0"}
+    expected |= {line for line in metadata.get_all("Requires-Dist", []) if not line.startswith(f"{name}[")}
+    try:
+        bill = json.loads(content)
+        wheel, others = bill["metadata"]["component"], {each["bom-ref"]: each for each in bill["components"]}
+        (needed,) = (each["dependsOn"] for each in bill["dependencies"] if each["ref"] == wheel["bom-ref"])
+        named = {f"{wheel['name']} {wheel['version']}", *(each["expression"] for each in wheel["licenses"])}
+        named |= {line["value"] for each in needed for line in others[each]["properties"]}
+        if bill["bomFormat"] != "CycloneDX":
+            raise ValueError(bill["bomFormat"])
+    except (LookupError, TypeError, ValueError) as error:
+        yield f"has a bill of materials that is not CycloneDX's: {error!r}"
+        return
+    if named != expected:
+        yield f"has a bill of materials that differs from METADATA: {', '.join(sorted(named ^ expected))}"
+
+
 def wheel_faults(wheel: Path, folders: Sequence[str]) -> list[str]:
     """The faults in the contents of a wheel, each of them a line.
 
@@ -136,8 +157,9 @@ def wheel_faults(wheel: Path, folders: Sequence[str]) -> list[str]:
     tops = {name.partition("/")[0] for name in contents}
     info = next((name for name in tops if name.endswith(".dist-info")), "zcactor.dist-info")
     faults += [f"has {top}, which is no part of the package" for top in sorted(tops - {"zcactor", info})]
-    needed = [*NEEDED, *(f"{info}/{name}" for name in ("METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE"))]
-    faults += [f"lacks {name}" for name in needed if name not in contents]
+    bill = f"{info}/sboms/zcactor.cdx.json"
+    infos = (f"{info}/{name}" for name in ("METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE"))
+    faults += [f"lacks {name}" for name in (*NEEDED, *infos, bill) if name not in contents]
     for name in contents:
         parts, suffix = name.split("/"), Path(name).suffix
         if parts[0] != "zcactor":
@@ -153,7 +175,9 @@ def wheel_faults(wheel: Path, folders: Sequence[str]) -> list[str]:
         for name in found:
             faults += native_faults(name, contents[name], folders)
     if f"{info}/METADATA" in contents:
-        faults += _metadata_faults(message_from_bytes(contents[f"{info}/METADATA"]))
+        metadata = message_from_bytes(contents[f"{info}/METADATA"])
+        faults += _metadata_faults(metadata)
+        faults += _bill_faults(contents[bill], metadata) if bill in contents else ()
     faults += _record_faults(contents, f"{info}/RECORD")
     return faults
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import sbom
 from tools.dist import Failure, compiler, epoch, interpreter, left_out, repack
 
 ZIG = ["python", "-m", "ziglang", "cc"]
@@ -83,6 +84,12 @@ def test_each_part_has_its_compiler(words: list[str], first: str) -> None:
     assert command[0] == first
     assert command[-len(words) :] == words
     assert ("x86_64-linux-gnu.2.28" in command) is (first != "gcc")
+
+
+def test_without_the_packages_that_write_a_bill_of_materials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cyclonedx", None)
+    with pytest.raises(SystemExit, match=r"^sbom: cyclonedx\S* is missing: pip install --group dist$"):
+        sbom.main(["PKG-INFO", "bill"])
 
 
 def test_interpreters_are_pyenvs_newest_and_no_free_threaded_one(

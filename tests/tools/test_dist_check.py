@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import re
 import struct
 import tarfile
@@ -18,7 +19,11 @@ from tools.dist_check import EXTRAS, LARGEST, NEEDED, PARTS, SOURCES, main, nati
 
 FOLDER = "/home/builder"
 INFO = "zcactor-1.dist-info"
-METADATA = "License-Expression: Apache-2.0\n" + "".join(f"Provides-Extra: {extra}\n" for extra in sorted(EXTRAS))
+BILL = f"{INFO}/sboms/zcactor.cdx.json"
+METADATA = (
+    "Name: zcactor\nVersion: 1\nLicense-Expression: Apache-2.0\nRequires-Dist: numpy>=2.0\n"
+    'Requires-Dist: rich>=13; extra == "cli"\nRequires-Dist: zcactor[cli]; extra == "all"\n'
+) + "".join(f"Provides-Extra: {extra}\n" for extra in sorted(EXTRAS))
 PROGRAM, DYNAMIC, RUNPATH = 1, 6, 29
 
 
@@ -40,12 +45,23 @@ def shared_object(
     return header + dynamic + names + data + b"".join(rows)
 
 
+def bill(version: str = "1", numpy: str = "numpy>=2.0", made_by: str = "CycloneDX") -> bytes:
+    """A bill of materials as `tools/sbom.py` writes it."""
+    lines = {"numpy": numpy, "rich": 'rich>=13; extra == "cli"'}
+    wheel = {"bom-ref": "a", "name": "zcactor", "version": version, "licenses": [{"expression": "Apache-2.0"}]}
+    return json.dumps({
+        "bomFormat": made_by, "metadata": {"component": wheel}, "dependencies": [{"ref": "a", "dependsOn": [*lines]}],
+        "components": [{"bom-ref": name, "properties": [{"value": line}]} for name, line in lines.items()],
+    }).encode()  # fmt: skip
+
+
 def contents() -> dict[str, bytes]:
     """The files of a wheel without a fault."""
     files = dict.fromkeys(NEEDED, b"")
     files |= {f"{part}.cpython-311-x86_64-linux-gnu.so": shared_object() for part in PARTS}
     return files | {
         f"{INFO}/METADATA": METADATA.encode(), f"{INFO}/entry_points.txt": b"", f"{INFO}/licenses/LICENSE": b"",
+        BILL: bill(),
     }  # fmt: skip
 
 
@@ -92,6 +108,11 @@ HOT = f"{PARTS[1]}.cpython-311-x86_64-linux-gnu.so"
         ({"zcactor/py.typed": None}, "lacks zcactor/py.typed"),
         ({"zcactor/rpc/_fbs/__init__.py": None}, "lacks zcactor/rpc/_fbs/__init__.py"),
         ({f"{INFO}/licenses/LICENSE": None}, f"lacks {INFO}/licenses/LICENSE"),
+        ({BILL: None}, f"lacks {BILL}"),
+        ({BILL: b"{}"}, "has a bill of materials that is not CycloneDX's: KeyError('metadata')"),
+        ({BILL: bill(made_by="SPDX")}, "has a bill of materials that is not CycloneDX's: ValueError('SPDX')"),
+        ({BILL: bill("2")}, "has a bill of materials that differs from METADATA: zcactor 1, zcactor 2"),
+        ({BILL: bill(numpy="numpy")}, "has a bill of materials that differs from METADATA: numpy, numpy>=2.0"),
         ({HOT: None}, f"has 0 files of the native part {PARTS[1]}, and 1 is needed"),
         ({HOT: shared_object(machine=183)}, f"{HOT} is no shared object for x86-64"),
         ({HOT: b"not built"}, f"{HOT} is no shared object for x86-64"),
