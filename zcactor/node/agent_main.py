@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import os
 import resource
 import signal
@@ -68,8 +67,7 @@ class Door:
 
 
 _BOOTSTRAP = (
-    "import gc, sys; gc.disable(); sys.path[:] = {path!r}; "  # imports make no garbage, and take a tenth more with it
-    "from zcactor.node.agent_main import main; main({fd}, {lock_fd}, {parent})"
+    "import sys; sys.path[:] = {path!r}; from zcactor.node.agent_main import main; main({fd}, {lock_fd}, {parent})"
 )
 SECRETS = ("ZCACTOR_TOKEN",)
 """Variables that actors must not see: other processes of the same user can read the environment of a process."""
@@ -394,7 +392,6 @@ async def _serve(
     from zcactor.transport.registry import tls_of
     from zcactor.transport.stream.probe import identify
 
-    gc.enable()
     config = Config(**setup["config"])
     begun: HeadBootstrap | None = None
     standby = None

@@ -288,7 +288,6 @@ def _prepared(prepare: Callable[[], Callable[[dict[str, Any]], float]]) -> Calla
     become_worker = prepare()
     gc.collect()
     gc.freeze()  # children share these pages as long as the collector does not touch them
-    gc.enable()
     return become_worker
 
 
