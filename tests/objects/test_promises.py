@@ -53,14 +53,15 @@ async def test_an_outcome_that_comes_another_way_ends_the_question(
         finally:
             ended.set()
 
-    monkeypatch.setattr(Requests, "ask", ask)
-    call = node.process.promises.call_of(RefHolder(node.process.process, 7, lambda _: None), "a value")
-    promise: ObjectRef[Any] = ObjectRef(call)
-    waiting = asyncio.ensure_future(promise)
-    await asyncio.wait_for(asked.wait(), 20)
-    call.complete_plain(5)
-    assert await waiting == 5
-    await asyncio.wait_for(ended.wait(), 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(Requests, "ask", ask)
+        call = node.process.promises.call_of(RefHolder(node.process.process, 7, lambda _: None), "a value")
+        promise: ObjectRef[Any] = ObjectRef(call)
+        waiting = asyncio.ensure_future(promise)
+        await asyncio.wait_for(asked.wait(), 20)
+        call.complete_plain(5)
+        assert await waiting == 5
+        await asyncio.wait_for(ended.wait(), 20)
 
 
 async def test_a_failure_to_fetch_does_not_keep_the_promise_until_a_collection(
