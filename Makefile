@@ -1,6 +1,7 @@
 # Every target does the whole set-up itself, on a machine that has nothing but Python >= 3.11:
 #   make demo    two programs: an array through three actors without a copy, then a parameter server that trains
-#   make check   lint, types and the quick tests, under two minutes
+#   make check   lint, types and the core's quick tests, in a minute
+#   make quick   all quick tests, on uvloop
 #   make test-pythons   the quick tests on other versions of Python that are here, pyenv's or the path's (PYTHONS='3.12 3.14')
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make docs    the site of the documentation in docs/_build/html, with every Python block run and every link followed
@@ -38,6 +39,12 @@ CHECKED := $(addsuffix ::test_random_programs_see_what_was_passed,$(wildcard tes
   $(addprefix tests/api/test_,arrays.py passing.py stream.py) $(addprefix tests/collectives/test_,direct.py \
   exchanges.py fast_path.py in_turn.py operations.py reducer.py reductions.py)
 
+# The quick tests of the rooms that each program's calls and arrays cross. The repetitions on cards that are drawn at
+# random are left to `make quick`.
+SMOKE := $(addprefix tests/,api assembly hooks loading marshal native node objects objectstore rpc workers \
+  transport/local transport/loopback) $(wildcard tests/test_*.py tests/transport/test_*.py) \
+  --ignore tests/objectstore/test_heap_stress.py --deselect tests/rpc/test_session_conformance.py::TestMessagesOnDrawnCards
+
 # The tests start hundreds of interpreters, and none is to compile the package anew, in a guest least of all.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -47,7 +54,7 @@ PYTHONS ?= 3.12 3.13 3.14
 WHEELS ?= 3.11 3.12 3.13
 
 .PHONY: demo docs test collected test-engines engines test-rdma sanitize simulate seeds check quick bench lint setup system
-.PHONY: clean test-pythons dist wheels dist-check image
+.PHONY: clean smoke test-pythons dist wheels dist-check image
 
 setup: $(STAMP)
 
@@ -123,7 +130,10 @@ docs: $(STAMP)
 
 # Lint runs beside the tests, as it uses one processor and they wait for processes of theirs now and then.
 check: $(STAMP)
-	@$(MAKE) --no-print-directory --jobs 2 lint quick
+	@$(MAKE) --no-print-directory --jobs 2 lint smoke
+
+smoke: $(STAMP)
+	$(BIN)/python -m pytest -q -n 2 $(SPREAD) -m 'not slow' --loops uvloop $(SMOKE) $(ARGS)
 
 quick: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
