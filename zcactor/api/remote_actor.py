@@ -22,6 +22,7 @@ from zcactor.errors import (
     MailboxFull,
     ObjectLost,
     OutOfMemory,
+    ProtocolError,
     ZcactorError,
 )
 from zcactor.exception_pickling import bare, hides
@@ -252,8 +253,13 @@ class RemoteActor:
                 self._unsent.append(unsent)
                 if not self._opening:
                     self._opening = True
-                    self.connected.clear()
-                    self.process.tasks.start(self._open())
+                    try:
+                        self.connected.clear()
+                        self.process.tasks.start(self._open())
+                    except BaseException:  # of a signal's handler
+                        self._opening = False
+                        self.connected.set()
+                        raise
                 return
         session, index = route
         call, code, flags, timeout_ns, payload, parts = unsent
@@ -266,10 +272,15 @@ class RemoteActor:
         """Connect to the actor's current process, then send the calls that waited."""
         try:
             await self._reach()
-        except (HeadUnavailable, ConnectionLost) as error:
+        except (ZcactorError, OSError) as error:
             self._nowhere(error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # of a signal's handler, which has run in this task
+            self._nowhere(error)
+            raise
 
-    def _nowhere(self, error: HeadUnavailable | ConnectionLost) -> None:
+    def _nowhere(self, error: BaseException) -> None:
         """Fail the calls that wait: where the actor is now, only the head knows."""
         text = str(error)
         self._give_up(lambda maybe: ActorUnavailable(self.label, text, maybe))
@@ -298,7 +309,7 @@ class RemoteActor:
                     session = await self.process.connections.connect(place[0])
             except TimeoutError:
                 break
-            except ConnectionLost as error:
+            except (ConnectionLost, ProtocolError) as error:
                 cause = str(error.args[0])
             else:
                 if self._drain(session, place[1]):
@@ -520,7 +531,7 @@ class RemoteActor:
             await ask(session, Services.ping)
         try:
             state, location, why = await self.process.head.locate(self.actor_id)
-        except HeadUnavailable as error:
+        except ZcactorError as error:
             self._nowhere(error)
             return
         if state == "dead":

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.control.head_log import Deposed
-from zcactor.errors import ConnectionLost, HeadUnavailable, ZcactorError
+from zcactor.errors import ConnectionLost, HeadUnavailable, ProtocolError, ZcactorError
 from zcactor.logs import logger
 from zcactor.process.cluster import WorkerService
 from zcactor.rpc.services import Services
@@ -98,7 +98,7 @@ async def _order(
         except Deposed as error:
             logger.debug("a later head decides about an actor: %s", error)
             return
-        except ConnectionLost as error:
+        except (ConnectionLost, ProtocolError) as error:
             logger.debug("actors of worker %d are not discarded yet: %s", worker.pid, error)
             await asyncio.wait([worker.ended], timeout=pause)
             pause = min(2 * pause, _LAST_PAUSE)

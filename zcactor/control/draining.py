@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.control.entries import actor_change
 from zcactor.control.recipes import is_at_hand
-from zcactor.errors import ConnectionLost, HeadUnavailable, InsufficientResources
+from zcactor.errors import ConnectionLost, HeadUnavailable, InsufficientResources, ProtocolError
 from zcactor.ids import ProcessId
 from zcactor.logs import logger
 from zcactor.process.cluster import WorkerService
@@ -298,7 +298,7 @@ class Draining:
                 patience = min(patience, max(drain.deadline - loop.time(), 0.0))
             try:
                 session = await self._process.connections.connect(worker.process)
-            except ConnectionLost as error:
+            except (ConnectionLost, ProtocolError) as error:
                 logger.debug("the process of %s is not reached: %s", actor.label, error)
                 return False
             await actor.decided()
@@ -387,7 +387,7 @@ class Draining:
             )
         except Deposed:  # the head that leads settles the rest
             return
-        except ConnectionLost as error:
+        except (ConnectionLost, ProtocolError) as error:
             logger.debug("the former process of %s has ended, or is not reached: %s", actor.label, error)
             if worker.leaving:  # it does not know that it may end
                 worker.kill()

@@ -43,6 +43,7 @@ from zcactor.errors import (
     InsufficientResources,
     NameTaken,
     NoSuchActor,
+    ProtocolError,
     RemoteError,
     ZcactorError,
     remote_of,
@@ -559,7 +560,7 @@ class Head(HeadService, OwnNodeService):
         except RemoteError as error:
             remote = remote_of(error)
             failure = f"its constructor raised {remote.type_name} when it was restarted: {remote.message}"
-        except (ConnectionLost, InsufficientResources) as error:
+        except (ConnectionLost, InsufficientResources, ProtocolError) as error:
             if actor.worker is not None and not actor.worker.ended.done() and actor.restarts == turn:
                 actor.worker.kill()
             if actor.worker is not None and actor in actor.worker.actors:
@@ -832,7 +833,7 @@ class Head(HeadService, OwnNodeService):
                 closed = True
             except Deposed:
                 return
-            except (ConnectionLost, RemoteError) as error:
+            except (ConnectionLost, ProtocolError, RemoteError) as error:
                 logger.debug("%s ended while it was being stopped: %s", actor.label, error)
         self._retire(actor, cause, closed=closed)
         if actor.gone is not None:

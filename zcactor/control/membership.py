@@ -438,7 +438,7 @@ class Membership(MembershipService):
             return  # a node of a later head must not meet this one
         try:
             session = await self._process.connections.connect(node.process)
-        except ConnectionLost as error:
+        except (ConnectionLost, ProtocolError) as error:
             if is_refused(error):
                 self._fenced.pop(node, None)
                 self._lost(node, cause)
