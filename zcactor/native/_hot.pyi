@@ -70,6 +70,7 @@ class _Slots(Protocol):
 class SendBuffer:
     pending: int
     declines: bool
+    committed: int
     def __init__(
         self, max_reserve: int, fd: int, slots: _Slots | None = None, encrypt: Callable[..., bytes] = ...,
         count: int = ..., until: int = ..., turn: Callable[[], tuple[Callable[..., bytes], int]] = ..., /,

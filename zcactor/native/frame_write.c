@@ -258,6 +258,7 @@ static int frame_room(Wire *self, Py_ssize_t nbytes) {
 /* Commit the frame at the buffer's tail, with the first releases and the owed credits. */
 static void book_frame(Wire *self, const Frame *frame, Py_ssize_t size, int nreleases) {
     self->out->tail += size;
+    self->out->committed++;
     self->credits->owed = 0;
     self->nreleased -= nreleases;
     if (self->nreleased)

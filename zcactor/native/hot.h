@@ -160,6 +160,7 @@ typedef struct {
     PyObject_HEAD
     int fd, blocked, on_slots, closed;
     char declines; /* plain frames are left to Python */
+    unsigned long long committed; /* frames so far */
     Py_ssize_t max_reserve, head, tail, room;
     char *data;
     Py_buffer slot; /* on slots: the buffer with `data`, exported while it is written to; obj NULL: none */

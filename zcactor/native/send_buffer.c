@@ -137,6 +137,7 @@ static PyObject *buffer_commit(SendBuffer *self, PyObject *arg) {
     }
     memcpy(to, PyByteArray_AS_STRING(self->scratch), (size_t)n);
     self->tail += n;
+    self->committed++;
     Py_RETURN_NONE;
 }
 /* Make the next record: 0 done, or the buffer was closed meanwhile; -1 with an exception. Other threads may write
@@ -338,6 +339,7 @@ static PyGetSetDef buffer_getset[] = {{"pending", (getter)buffer_pending, NULL,
 static PyMemberDef buffer_members[] = {
     {"declines", T_BOOL, offsetof(SendBuffer, declines), 0,
      "Whether its Wire leaves all frames to Python: simulations and tests set it, for the paths of rare frames."},
+    {"committed", T_ULONGLONG, offsetof(SendBuffer, committed), READONLY, "The frames that were committed so far."},
     {NULL, 0, 0, 0, NULL}};
 static PyType_Slot send_buffer_slots[] = {
     {Py_tp_new, buffer_new},

@@ -141,10 +141,10 @@ class Pushes:
 
     def _later(self, call: Call, push: Push) -> None:
         """Send a FORWARD frame outside of the lock of the session that the reference goes by."""
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
         self._unsent.append((call, push))
+        if not self._scheduled:
+            self._loop.call_soon(self._flush)
+            self._scheduled = True
 
     def _flush(self) -> None:
         """Send the FORWARD frames that are due."""
@@ -239,24 +239,26 @@ class Pushes:
                 announced.id, announced.key, announced.label = object_id, push.key, call.label
             sent = session.wire.call(dependent, actor, code, tuple(values)) is True
         finally:
-            if not sent:
+            if not sent and session.pending.get(dependent.id) is dependent:  # a signal's handler has raised then
+                for call, push in owed:
+                    self._later(call, push)
+            elif not sent:
                 self._take_back(owed, session)
         if not sent:
             return False
         for call, push in owed:  # as in `_flush`, for the usual case
-            maker = call.session
+            maker, number = call.session, call.forwarded
+            push.number, call.forwarded = number, number + 1  # before a signal's handler can raise after the frame
             if (
                 maker is None
                 or maker.closed is not None
                 or call.state is not _SENT
-                or call.forwarded >= MAX_FORWARDS
+                or number >= MAX_FORWARDS
                 or maker.peer_process == self._process
-                or not maker.wire.forward(call.id, call.forwarded, push.key, session.peer_process)
+                or not maker.wire.forward(call.id, number, push.key, session.peer_process)
             ):
+                push.number, call.forwarded = -1, number
                 self._later(call, push)
-                continue
-            push.number = call.forwarded
-            call.forwarded += 1
         return True
 
     def _take_back(self, owed: Sequence[tuple[Call, Push]], session: Session) -> None:

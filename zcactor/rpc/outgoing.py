@@ -70,6 +70,8 @@ class Outgoing:
     ) -> None:
         self.wire: hot.Wire
         """The session's native part; the session sets it."""
+        self.wrote = False
+        """Whether the last frame was written, also where `frame` raises: a signal's handler may, right after that."""
         self._session = session
         self._backlog = backlog
         self._grants = grants
@@ -77,6 +79,7 @@ class Outgoing:
         self._lock = session.lock
         self._pending = session.pending
         self._credits = session.credits
+        self._buffer = session.connection.native_out
         self._reserve = session.connection.reserve
         self._commit = session.connection.commit
         self._counters = session.hub.counters
@@ -95,8 +98,10 @@ class Outgoing:
         """Encode one message into the send buffer, or keep it until a credit comes.
 
         Raises:
-            Exception: the error of granting a part or writing the frame. Nothing was sent or leased then.
+            Exception: the error of granting a part or writing the frame. Nothing was sent or leased then, unless
+                `wrote` is True.
         """
+        self.wrote = False
         if parts:
             self.write(kind, flags, code, actor, message_id, extra, self._grants.export(parts), payload, parts)
         else:
@@ -115,7 +120,7 @@ class Outgoing:
         parts: Sequence[Part],
     ) -> None:
         """Do the same as `send`, for parts that are already leased to the peer, as `regions`."""
-        left, begun = regions, False
+        left, begun, self.wrote = regions, False, False
         try:
             while len(left) > _MAX_REGIONS:
                 self._enqueue(_REGIONS, 0, kind, 0, message_id, 0, left[:_MAX_REGIONS], b"", parts)
@@ -126,20 +131,22 @@ class Outgoing:
                 self._session.fail(
                     ConnectionLost(f"half of a message could not be sent: {error!r}", maybe_executed=True)
                 )
-            else:
+            elif not self.wrote:
                 self._grants.take_back(regions)
             raise
 
     def _enqueue(self, *entry: Any) -> None:
         """Send one frame, or keep it until a credit comes. Its parts are kept with it, because regions keep nothing
         alive."""
+        self.wrote = False
         if not self._backlog and self._credits.take():
             try:
                 self.frame(*entry[:-1])
             except ConnectionLost:  # the transport knows the end; `connection_lost` follows in the loop's next turn
                 self._backlog.append(entry)
             except BaseException:
-                self._credits.returned(1)
+                if not self.wrote:
+                    self._credits.returned(1)
                 raise
         else:
             self._backlog.append(entry)
@@ -158,27 +165,33 @@ class Outgoing:
         """Write one frame, whose credit was taken or which needs none. The frame takes releases and owed credits along.
 
         Raises:
-            Exception: the error of writing. Nothing was written then; releases and credits wait for another frame.
+            Exception: the error of writing. Nothing was written then; releases and credits wait for another frame. With
+                `wrote` the frame was written, and a signal's handler has raised.
         """
-        if not regions and self.wire.frame(kind, flags, code, actor, message_id, extra, payload):
-            return
         releases: Sequence[tuple[int, int]] = ()
-        session = self._session
-        if session.has_releases:
-            releases = session.take_releases()
-        credits = self._credits
-        owed = credits.take_owed() if credits.owed else 0
+        session, credits, owed = self._session, self._credits, 0
+        self.wrote, before, writing = False, self._buffer.committed, True
         try:
+            if not regions and self.wire.frame(kind, flags, code, actor, message_id, extra, payload):
+                self.wrote = True
+                return
+            writing = False  # until the last step
+            if session.has_releases:
+                releases = session.take_releases()
+            owed = credits.take_owed() if credits.owed else 0
             buffer, offset = self._reserve(frame_size(len(regions), len(releases), len(payload)))
-            self._commit(
-                encode_into(
-                    buffer, offset, kind, flags, code, owed, actor, message_id, extra, regions, releases, payload
-                )
+            nbytes = encode_into(
+                buffer, offset, kind, flags, code, owed, actor, message_id, extra, regions, releases, payload
             )
-        except BaseException:  # another frame will take them
-            if owed:
-                credits.consumed(owed)
-            session.put_releases_back(releases)
+            writing = True
+            self._commit(nbytes)
+            self.wrote = True
+        except BaseException:
+            self.wrote = writing and self._buffer.committed != before
+            if not self.wrote:  # another frame will take them
+                if owed:
+                    credits.consumed(owed)
+                session.put_releases_back(releases)
             raise
         counters = self._counters
         counters.frames_sent += 1
@@ -201,7 +214,10 @@ class Outgoing:
                 except ConnectionLost:  # as in `_enqueue`
                     return
                 except BaseException:
-                    self._credits.returned(1)
+                    if self.wrote:
+                        backlog.popleft()
+                    else:
+                        self._credits.returned(1)
                     raise
                 entry = backlog.popleft()
                 if entry[0] == _CALL and (call := self._pending.get(entry[4])) is not None:

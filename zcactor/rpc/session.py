@@ -300,9 +300,12 @@ class Session:
                 self.hub.sent_again(call)
             try:
                 self._send(_CALL, flags, code, actor, call_id, timeout_ns, parts, payload)
-            except BaseException:  # an argument's owner has ended: nothing was sent
-                del self.pending[call_id]
-                call.state = CallState.QUEUED
+            except BaseException:
+                if self._outgoing.wrote:  # and the peer may write into what was moved to it
+                    call.undo = None
+                else:  # an argument's owner has ended: nothing was sent
+                    del self.pending[call_id]
+                    call.state = CallState.QUEUED
                 raise
             if call.undo is not None and not self._backlog:
                 call.undo = None
@@ -356,7 +359,8 @@ class Session:
             try:
                 self._outgoing.write(_RESPONSE, flags, status, 0, call_id, pushed, regions, payload, parts)
             except BaseException:
-                self.incoming[call_id] = incoming
+                if not self._outgoing.wrote:
+                    self.incoming[call_id] = incoming
                 raise
             if not more and (not self.incoming or threading.get_ident() != self.thread):
                 self._flush_locked()
