@@ -40,9 +40,7 @@ __all__ = ["Block", "Store", "StoreStats", "footprint"]
 
 _CACHE_LINE: Final = 64
 """Alignment of small objects in bytes, which also suits AVX-512 loads."""
-_PAGE: Final = 4096
-"""Alignment in bytes of objects of at least `_OWN_PAGES_NBYTES`."""
-_OWN_PAGES_NBYTES: Final = 16 << 10
+_OWN_PAGES_NBYTES: Final = 4 * mmap.PAGESIZE
 """Bytes from which a block shares no page with others: it can stay shared at a fork, which makes pages private."""
 _COMPARED: Final = 1 << 20
 """Bytes of the file of an arena that are compared with memory at once."""
@@ -55,7 +53,7 @@ _MIN_KNOWN: Final = 256
 
 
 def _alignment(nbytes: int) -> int:
-    return _PAGE if nbytes >= _OWN_PAGES_NBYTES else _CACHE_LINE
+    return mmap.PAGESIZE if nbytes >= _OWN_PAGES_NBYTES else _CACHE_LINE
 
 
 def footprint(nbytes: int) -> int:
@@ -301,7 +299,7 @@ class Store:
 
         Args:
             nbytes: bytes, 0 allowed.
-            alignment: bytes, a power of two; by default 64, and 4096 from 16 KiB on.
+            alignment: bytes, a power of two; by default 64, and a page from four pages on.
             commit: whether to take memory from the system now, which takes 0.3 s for each GiB. Otherwise nobody touches
                 the bytes before `commit`.
 

@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #define GRANULE ((uint64_t)2 << 20) /* memory is committed in huge pages: a system call serves thousands of blocks */
-#define PAGE ((uint64_t)4096)
+#define PAGE ((uint64_t)sysconf(_SC_PAGESIZE)) /* kernels for aarch64 have pages of 4, 16 or 64 KiB; 9 ns */
 #define BINS 256 /* size classes: four to each power of two */
 #define NIL 0
 #define RETIRED UINT32_MAX /* in place of a number of holders: neither held nor free, see forks.c */
