@@ -134,6 +134,20 @@ static inline uint16_t to_bf16(float value) {
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
+#if defined(__aarch64__)
+/* Each processor converts, with these roundings, and compilers make vectors of it; of the branches below they do not. */
+static inline float from_f16(uint16_t half) {
+    __fp16 value;
+    memcpy(&value, &half, sizeof value);
+    return value;
+}
+static inline uint16_t to_f16(float value) {
+    const __fp16 rounded = (__fp16)value;
+    uint16_t half;
+    memcpy(&half, &rounded, sizeof half);
+    return half;
+}
+#else
 static inline float from_f16(uint16_t half) {
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
     if (rest >= 0x7c00) return bits_to_float(sign | 0x7f800000 | (rest & 0x3ff) << 13 | (rest > 0x7c00 ? 0x400000 : 0));
@@ -151,6 +165,7 @@ static inline uint16_t to_f16(float value) {
     const float moved = bits_to_float(rest) + 0.5f;
     return (uint16_t)(sign | (float_to_bits(moved) - 0x3f000000));
 }
+#endif
 
 #define SCALAR_LOADS(NAME)                                                                        \
     static void NAME##_set(float *sum, const uint16_t *from, size_t n) {                          \
