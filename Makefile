@@ -8,7 +8,7 @@
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
 #   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
-#   make dist    the sdist and the wheel of this interpreter, in dist/; make wheels: manylinux wheels of all (WHEELS='3.12 3.13')
+#   make dist    the sdist and the wheel of this interpreter, in dist/; make wheels: manylinux wheels, also for aarch64 (WHEELS='3.12 3.13')
 #   make image   the container image of what is in dist/, with buildah (Debian)
 #   make dist-check   what is in dist/, installed and run in empty environments, as a user does
 #   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm, Ray, ssh), heads' logs in a real etcd, and

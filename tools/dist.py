@@ -3,16 +3,20 @@
 ::
 
     python tools/dist.py                             # the sdist and the wheel of this interpreter
-    python tools/dist.py --manylinux 3.11 3.12 ...   # the sdist and a manylinux_2_28 wheel of each of these versions
+    python tools/dist.py --manylinux 3.11 3.12 ...   # the sdist, and manylinux_2_28 wheels of each of these versions
 
 The same commit gives the same bytes: dates are the commit's (or ``SOURCE_DATE_EPOCH``), modes do not depend on the
 umask, and the versions of the tools stand in the group ``dist`` of ``pyproject.toml``. Files that git does not ignore
 go in, committed or not, and each wheel gets the bill of materials that `tools/sbom.py` writes. Older packages in
 ``dist/`` are deleted. Interpreters are pyenv's or the path's.
 
-manylinux_2_28 wheels: the compiler of the machine builds ``_hot``, as clang's sum of float16 takes 13 times as long;
-its symbols are old enough on their own. Zig builds the others, against the symbols of glibc 2.28. ``auditwheel`` has
-to agree.
+manylinux_2_28 wheels are for x86-64, where they are built there, and for aarch64. Zig builds them against the symbols
+of glibc 2.28, and ``auditwheel`` has to agree. On x86-64 the compiler of the machine builds ``_hot``, whose symbols are
+old enough on their own: zig's runtime says that no processor has F16C or AVX2, and the sum of float16 takes 13 times as
+long. For aarch64 no part asks for more than each processor has.
+
+An interpreter's headers for x86-64 serve aarch64, too. ``pyconfig.h`` differs in four macros, and no header that an
+extension includes depends on them: two about inline assembler, ``HAVE_USABLE_WCHAR_T`` and ``PY_SUPPORT_TIER``.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -27,20 +32,20 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Failure", "compiler", "epoch", "interpreter", "left_out", "main", "repack"]
+__all__ = ["MACHINES", "Failure", "compiler", "epoch", "interpreter", "left_out", "machines", "main", "repack"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 GLIBC: Final = (2, 28)
 """The oldest glibc of the wheels: that of Debian 10, RHEL 8 and Ubuntu 18.10."""
-TAG: Final = "manylinux_{}_{}_x86_64".format(*GLIBC)
-_TARGET: Final = "x86_64-linux-gnu.{}.{}".format(*GLIBC)
-_GRANTED: Final = re.compile(r'platform\s+tag:\s+"manylinux_(\d+)_(\d+)_x86_64"')
+MACHINES: Final = ("x86_64", "aarch64")
+"""The processors that have wheels, as `platform.machine()` names them."""
 
 
 class Failure(Exception):
@@ -106,16 +111,26 @@ def repack(sdist: Path, to: Path, seconds: int) -> None:
             new.addfile(plain, old.extractfile(member) if member.isfile() else None)
 
 
-def compiler(words: Sequence[str], zig: Sequence[str]) -> list[str]:
+def machines(here: str) -> list[str]:
+    """Return the processors for which a machine builds manylinux wheels, of `MACHINES`.
+
+    Args:
+        here: the machine's own, as `platform.machine()` names it.
+    """
+    return [each for each in MACHINES if each != "x86_64" or here == each]
+
+
+def compiler(words: Sequence[str], zig: Sequence[str], machine: str) -> list[str]:
     """Return the command that compiles or links, for the arguments that setuptools gives to a compiler.
 
     Args:
         words: the arguments.
         zig: the command of ``zig cc``.
+        machine: the processor, of `MACHINES`.
     """
-    if any("zcactor/native/" in word for word in words):
+    if machine == "x86_64" and any("zcactor/native/" in word for word in words):
         return ["gcc", *words]
-    return [*zig, "-target", _TARGET, *words]
+    return [*zig, "-target", "{}-linux-gnu.{}.{}".format(machine, *GLIBC), *words]
 
 
 def interpreter(version: str) -> str | None:
@@ -163,16 +178,18 @@ def _environment(folder: Path, python: str, group: str) -> str:
     return str(inside)
 
 
-def _wheel(python: str, sources: Path, folder: Path, seconds: int, zig: str | None) -> Path:
-    """Build one wheel by the environment of an interpreter, with `zig`'s environment a manylinux one."""
-    cc = shlex.join([sys.executable, "-I", str(Path(__file__).resolve()), "--compile", zig]) if zig else "gcc"
+def _wheel(python: str, sources: Path, folder: Path, seconds: int, zig: str | None, machine: str) -> Path:
+    """Build one wheel by the environment of an interpreter, with that of `zig` a manylinux one for a processor."""
+    cc = shlex.join([sys.executable, "-I", str(Path(__file__).resolve()), "--compile", machine, zig]) if zig else "gcc"
+    suffix = _run([python, "-c", "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))"]).strip()
     # Flags in place of the interpreter's own: pyenv's put the folder where it was built into a RUNPATH.
     environ = {key: value for key, value in os.environ.items() if key not in ("CPPFLAGS", "PYTHONPATH")} | {
         "CC": cc, "LDSHARED": f"{cc} -shared", "CFLAGS": "-DNDEBUG -fwrapv -g0", "LDFLAGS": "-s",
-        "SOURCE_DATE_EPOCH": str(seconds),
+        "SETUPTOOLS_EXT_SUFFIX": suffix.replace(platform.machine(), machine), "SOURCE_DATE_EPOCH": str(seconds),
         "ZIG_GLOBAL_CACHE_DIR": str(ROOT / "build" / "zig"), "ZIG_LOCAL_CACHE_DIR": str(ROOT / "build" / "zig"),
     }  # fmt: skip
-    options = [f"--config-setting=--build-option=--plat-name={TAG}"] if zig else []
+    tag = "manylinux_{}_{}_{}".format(*GLIBC, machine)
+    options = [f"--config-setting=--build-option=--plat-name={tag}"] if zig else []
     # Setuptools takes along all that is in this folder.
     info = sources / "zcactor.egg-info"
     bill = info / "sboms" / "zcactor.cdx.json"
@@ -183,9 +200,9 @@ def _wheel(python: str, sources: Path, folder: Path, seconds: int, zig: str | No
         (wheel,) = Path(made).glob("*.whl")
         if zig:
             said = " ".join(_run([zig, "-m", "auditwheel", "show", str(wheel)]).split())
-            granted = _GRANTED.search(said)
+            granted = re.search(rf'platform tag: "manylinux_(\d+)_(\d+)_{machine}"', said)
             if granted is None or (int(granted[1]), int(granted[2])) > GLIBC:
-                raise Failure(f"{wheel.name} is not a {TAG} wheel; auditwheel says: {said}")
+                raise Failure(f"{wheel.name} is not a {tag} wheel; auditwheel says: {said}")
         return Path(shutil.move(wheel, folder / wheel.name))
 
 
@@ -219,26 +236,31 @@ def build(pythons: Sequence[str], manylinux: bool) -> list[Path]:
             raise Failure(f"MANIFEST.in leaves out {', '.join(missing)}")
         packages = [folder / sdist.name]
         repack(sdist, packages[0], seconds)
-        for number, python in enumerate(builders):
+        here = platform.machine()
+        for number, (python, machine) in enumerate(product(builders, machines(here) if zig else [here])):
             sources = Path(temporary) / str(number)
             with tarfile.open(packages[0]) as archive:
                 archive.extractall(sources, filter="data")
             (inside,) = sources.iterdir()
-            packages.append(_wheel(python, inside, folder, seconds, zig))
+            packages.append(_wheel(python, inside, folder, seconds, zig, machine))
     return packages
 
 
 def main(words: list[str]) -> int:
     """Build; print a line for each package. Returns the exit status."""
     if words[:1] == ["--compile"]:
-        return subprocess.run(compiler(words[2:], [words[1], "-m", "ziglang", "cc"]), check=False).returncode
+        machine, zig, *given = words[1:]
+        return subprocess.run(compiler(given, [zig, "-m", "ziglang", "cc"], machine), check=False).returncode
     parser = argparse.ArgumentParser(description="Build the packages into dist/.")
-    parser.add_argument("--manylinux", nargs="+", default=[], metavar="VERSION", help=f"make {TAG} wheels, by zig")
+    parser.add_argument("--manylinux", nargs="+", default=[], metavar="VERSION", help="make manylinux wheels, by zig")
     versions = parser.parse_args(words).manylinux
     here = {version: interpreter(version) for version in versions}
     for version, python in here.items():
         if python is None:
             print(f"dist: Python {version} is neither pyenv's nor on the path: it gets no wheel", file=sys.stderr)
+    for machine in MACHINES if versions else ():
+        if machine not in machines(platform.machine()):
+            print(f"dist: wheels for {machine} are built on it alone: none is built here", file=sys.stderr)
     pythons = [python for python in here.values() if python] if versions else [sys.executable]
     if not pythons:
         return 1

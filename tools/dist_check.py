@@ -4,15 +4,16 @@
 
     python tools/dist_check.py [--contents]     # --contents: nothing is installed
 
-Contents: the package with its typing marker, licence, generated modules and stripped native parts for this system,
-without tests, sources in C, the builder's folders or a RUNPATH. Each file has the bytes that RECORD gives. The bill of
-materials names the version and the dependencies of the metadata. The sdist has what its tests need.
+Contents: the package with its typing marker, licence, generated modules and stripped native parts for the Python and
+the processor in its name, without tests, sources in C, the builder's folders or a RUNPATH. Each file has the bytes that
+RECORD gives. The bill of materials names the version and the dependencies of the metadata. The sdist has what its tests
+need.
 
-Then each wheel goes into an empty environment of its Python, as pyenv or the path have it, with ``CC=/bin/false`` and
-no checkout on the path. There the README's program runs: in a site-packages that cannot be written to, from an empty
-folder, and beside a checkout that was not built. The command line works, or says which extra it needs. Then the ways of
-`tools/minutes.py` run: typed into IPython, under pytest, behind FastAPI, as a notebook. The names of each extra can be
-resolved. Each failure is a line, and the exit status is 1.
+Then each wheel for this machine goes into an empty environment of its Python, as pyenv or the path have it, with
+``CC=/bin/false`` and no checkout on the path. There the README's program runs: in a site-packages that cannot be
+written to, from an empty folder, and beside a checkout that was not built. The command line works, or says which extra
+it needs. Then the ways of `tools/minutes.py` run: typed into IPython, under pytest, behind FastAPI, as a notebook. The
+names of each extra can be resolved. Each failure is a line, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import ctypes
 import hashlib
 import json
 import os
+import platform
 import re
 import struct
 import subprocess
@@ -39,7 +41,7 @@ from typing import TYPE_CHECKING, Final
 if __name__ == "__main__":  # a script's path begins with its own folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.dist import ROOT, interpreter
+from tools.dist import MACHINES, ROOT, interpreter
 from tools.minutes import PACKAGES, PATIENCE, block, ways
 
 if TYPE_CHECKING:
@@ -68,7 +70,8 @@ SOURCES: Final = (
     "zcactor/objectstore/heap/heap.h",
 )  # fmt: skip
 """Files that stand for what an sdist needs: each folder of the repository has one."""
-_SHARED_OBJECT, _X86_64, _DYNAMIC, _RPATH, _RUNPATH = 3, 62, 6, 15, 29  # elf(5)
+_SHARED_OBJECT, _DYNAMIC, _RPATH, _RUNPATH = 3, 6, 15, 29  # elf(5)
+_ELF_MACHINES: Final = {"x86_64": 62, "aarch64": 183}  # elf(5), by `platform.machine()`
 _DROP_FROM_BOUNDING_SET, _OVERRIDE_MODES = 24, 1  # prctl(2), capabilities(7)
 _AS_USERS: Final = {"CC": "/bin/false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
@@ -78,17 +81,19 @@ def _builders_folders() -> list[str]:
     return sorted({str(ROOT), str(Path.home()), sys.prefix, sys.base_prefix, tempfile.gettempdir()} - {"/", "/usr"})
 
 
-def native_faults(name: str, content: bytes, folders: Sequence[str]) -> Iterator[str]:
-    """The faults of one native part: no shared object for x86-64, not stripped, with a RUNPATH, or with folders of the
-    builder.
+def native_faults(name: str, content: bytes, folders: Sequence[str], machine: str) -> Iterator[str]:
+    """The faults of one native part: no shared object for its processor, not stripped, with a RUNPATH, or with folders
+    of the builder.
 
     Args:
         name: its name for messages.
         content: its bytes.
         folders: names of folders that it may not have.
+        machine: the processor, as `platform.machine()` names it.
     """
-    if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<HH", content, 16) != (_SHARED_OBJECT, _X86_64):
-        yield f"{name} is no shared object for x86-64"
+    expected = (_SHARED_OBJECT, _ELF_MACHINES[machine])
+    if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<HH", content, 16) != expected:
+        yield f"{name} is no shared object for {machine}"
         return
     (at,) = struct.unpack_from("<Q", content, 40)
     size, count, names = struct.unpack_from("<HHH", content, 58)
@@ -142,6 +147,17 @@ def _bill_faults(content: bytes, metadata: Message) -> Iterator[str]:
         yield f"has a bill of materials that differs from METADATA: {', '.join(sorted(named ^ expected))}"
 
 
+def _version(wheel: Path) -> str:
+    """The version of Python that a wheel is for, as in ``"3.12"``, by the wheel's name."""
+    tag = wheel.name.split("-")[2]
+    return f"{tag[2]}.{tag[3:]}"
+
+
+def _machine(wheel: Path) -> str | None:
+    """The processor that a wheel is for, of `MACHINES`, by the wheel's name."""
+    return next((each for each in MACHINES if wheel.stem.endswith(f"_{each}")), None)
+
+
 def wheel_faults(wheel: Path, folders: Sequence[str]) -> list[str]:
     """The faults in the contents of a wheel, each of them a line.
 
@@ -149,6 +165,9 @@ def wheel_faults(wheel: Path, folders: Sequence[str]) -> list[str]:
         wheel: its file.
         folders: names of folders that its native parts may not have.
     """
+    machine = _machine(wheel)
+    if machine is None:
+        return [f"is for none of the processors {', '.join(MACHINES)}"]
     faults = []
     if wheel.stat().st_size > LARGEST:
         faults.append(f"is {wheel.stat().st_size / 1e6:.2f} MB, more than {LARGEST / 1e6:.0f} MB")
@@ -168,12 +187,13 @@ def wheel_faults(wheel: Path, folders: Sequence[str]) -> list[str]:
             faults.append(f"has a test: {name}")
         elif suffix not in (".py", ".pyi", ".so") and parts[-1] != "py.typed":
             faults.append(f"has a file that no installed package needs: {name}")
+    suffix = f".cpython-{_version(wheel).replace('.', '')}-{machine}-linux-gnu.so"
     for part in PARTS:
-        found = [name for name in contents if name.startswith(f"{part}.cpython-") and name.endswith(".so")]
-        if len(found) != 1:
-            faults.append(f"has {len(found)} files of the native part {part}, and 1 is needed")
+        found = [name for name in contents if name.startswith(f"{part}.") and name.endswith(".so")]
+        if found != [f"{part}{suffix}"]:
+            faults.append(f"needs {part}{suffix}, and has {', '.join(found) or 'nothing in its place'}")
         for name in found:
-            faults += native_faults(name, contents[name], folders)
+            faults += native_faults(name, contents[name], folders, machine)
     if f"{info}/METADATA" in contents:
         metadata = message_from_bytes(contents[f"{info}/METADATA"])
         faults += _metadata_faults(metadata)
@@ -350,8 +370,13 @@ def _extra_faults(environment: _Environment, wheel: Path) -> Iterator[str]:
 
 def _install_faults(wheel: Path, sdist: Path) -> Iterator[str]:
     """The faults of a wheel that show when it is installed, in an empty environment of its Python."""
-    tag = wheel.name.split("-")[2]
-    version = f"{tag[2]}.{tag[3:]}"
+    version, here = _version(wheel), platform.machine()
+    if _machine(wheel) != here:
+        print(
+            f"dist-check: {wheel.name} is not installed: it is for {_machine(wheel)}, and this machine is {here}",
+            file=sys.stderr,
+        )
+        return
     python = interpreter(version)
     if python is None:
         print(f"dist-check: {wheel.name} is not installed: Python {version} is neither pyenv's nor on the path",

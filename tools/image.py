@@ -13,6 +13,7 @@ runs it, or a user for whom buildah may map further users.
 from __future__ import annotations
 
 import argparse
+import platform
 import shlex
 import shutil
 import subprocess
@@ -52,7 +53,7 @@ class Failure(Exception):
 
 
 def wheel_for(python: str, folder: Path) -> Path:
-    """Find the wheel of a version of Python.
+    """Find the wheel of a version of Python for this machine.
 
     Args:
         python: as in ``"3.11"``.
@@ -62,7 +63,7 @@ def wheel_for(python: str, folder: Path) -> Path:
         Failure: there is no such wheel.
     """
     tag = f"cp{python.replace('.', '')}"
-    found = sorted(folder.glob(f"zcactor-*-{tag}-{tag}-*.whl"))
+    found = sorted(folder.glob(f"zcactor-*-{tag}-{tag}-*_{platform.machine()}.whl"))
     if not found:
         raise Failure(
             f"{folder} has no wheel for the base's Python {python}: run 'make dist' or 'make wheels WHEELS={python}' "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import platform
 import subprocess
 import sys
 import tarfile
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import sbom
-from tools.dist import Failure, compiler, epoch, interpreter, left_out, repack
+from tools import dist, sbom
+from tools.dist import Failure, compiler, epoch, interpreter, left_out, machines, repack
 
 ZIG = ["python", "-m", "ziglang", "cc"]
 
@@ -80,10 +81,23 @@ def test_outside_a_checkout(tmp_path: Path) -> None:
     ],
 )
 def test_each_part_has_its_compiler(words: list[str], first: str) -> None:
-    command = compiler(words, ZIG)
+    command = compiler(words, ZIG, "x86_64")
     assert command[0] == first
     assert command[-len(words) :] == words
     assert ("x86_64-linux-gnu.2.28" in command) is (first != "gcc")
+    assert compiler(words, ZIG, "aarch64") == [*ZIG, "-target", "aarch64-linux-gnu.2.28", *words]
+
+
+@pytest.mark.parametrize("here", ["x86_64", "aarch64", "riscv64"])
+def test_only_a_machine_of_x86_64_builds_for_it(
+    here: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert machines(here) == (["x86_64", "aarch64"] if here == "x86_64" else ["aarch64"])
+    monkeypatch.setattr(platform, "machine", lambda: here)
+    monkeypatch.setattr(dist, "build", lambda pythons, manylinux: [])
+    assert dist.main(["--manylinux", "{}.{}".format(*sys.version_info)]) == 0
+    said = "" if here == "x86_64" else "dist: wheels for x86_64 are built on it alone: none is built here\n"
+    assert capsys.readouterr().err == said
 
 
 def test_without_the_packages_that_write_a_bill_of_materials(monkeypatch: pytest.MonkeyPatch) -> None:

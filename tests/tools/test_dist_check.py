@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import platform
 import re
 import struct
 import tarfile
@@ -55,19 +56,19 @@ def bill(version: str = "1", numpy: str = "numpy>=2.0", made_by: str = "CycloneD
     }).encode()  # fmt: skip
 
 
-def contents() -> dict[str, bytes]:
+def contents(machine: str = "x86_64", elf: int = 62) -> dict[str, bytes]:
     """The files of a wheel without a fault."""
     files = dict.fromkeys(NEEDED, b"")
-    files |= {f"{part}.cpython-311-x86_64-linux-gnu.so": shared_object() for part in PARTS}
+    files |= {f"{part}.cpython-311-{machine}-linux-gnu.so": shared_object(machine=elf) for part in PARTS}
     return files | {
         f"{INFO}/METADATA": METADATA.encode(), f"{INFO}/entry_points.txt": b"", f"{INFO}/licenses/LICENSE": b"",
         BILL: bill(),
     }  # fmt: skip
 
 
-def wheel(folder: Path, files: Mapping[str, bytes], wrong: str = "") -> Path:
+def wheel(folder: Path, files: Mapping[str, bytes], wrong: str = "", machine: str = "x86_64") -> Path:
     """A wheel of these files, and a RECORD that is right but for the file `wrong`."""
-    made = folder / "zcactor-1-cp311-cp311-manylinux_2_28_x86_64.whl"
+    made = folder / f"zcactor-1-cp311-cp311-manylinux_2_28_{machine}.whl"
     rows = []
     for name, content in files.items():
         digest = hashlib.sha256(content + (b"other" if name == wrong else b"")).digest()
@@ -95,6 +96,31 @@ def test_packages_without_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert err == ""
 
 
+def test_a_wheel_for_another_processor_is_not_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    made = wheel(tmp_path, contents("aarch64", 183), machine="aarch64")
+    sdist(tmp_path, SOURCES)
+    assert main([], tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert f"{made.name}: all is well" in out
+    assert err == f"dist-check: {made.name} is not installed: it is for aarch64, and this machine is x86_64\n"
+
+
+def test_a_wheel_with_the_parts_of_another_processor(tmp_path: Path) -> None:
+    faults = wheel_faults(wheel(tmp_path, contents(), machine="aarch64"), [])
+    assert faults == [
+        said for part in PARTS for said in (
+            f"needs {part}.cpython-311-aarch64-linux-gnu.so, and has {part}.cpython-311-x86_64-linux-gnu.so",
+            f"{part}.cpython-311-x86_64-linux-gnu.so is no shared object for aarch64",
+        )
+    ]  # fmt: skip
+    assert wheel_faults(wheel(tmp_path, contents(), machine="riscv64"), []) == [
+        "is for none of the processors x86_64, aarch64"
+    ]
+
+
 HOT = f"{PARTS[1]}.cpython-311-x86_64-linux-gnu.so"
 
 
@@ -113,9 +139,9 @@ HOT = f"{PARTS[1]}.cpython-311-x86_64-linux-gnu.so"
         ({BILL: bill(made_by="SPDX")}, "has a bill of materials that is not CycloneDX's: ValueError('SPDX')"),
         ({BILL: bill("2")}, "has a bill of materials that differs from METADATA: zcactor 1, zcactor 2"),
         ({BILL: bill(numpy="numpy")}, "has a bill of materials that differs from METADATA: numpy, numpy>=2.0"),
-        ({HOT: None}, f"has 0 files of the native part {PARTS[1]}, and 1 is needed"),
-        ({HOT: shared_object(machine=183)}, f"{HOT} is no shared object for x86-64"),
-        ({HOT: b"not built"}, f"{HOT} is no shared object for x86-64"),
+        ({HOT: None}, f"needs {HOT}, and has nothing in its place"),
+        ({HOT: shared_object(machine=183)}, f"{HOT} is no shared object for x86_64"),
+        ({HOT: b"not built"}, f"{HOT} is no shared object for x86_64"),
         ({HOT: shared_object(sections=[".symtab"])}, f"{HOT} is not stripped: it has a section .symtab"),
         ({HOT: shared_object(sections=[".debug_info"])}, f"{HOT} is not stripped: it has a section .debug_info"),
         ({HOT: shared_object(tags=[1, RUNPATH])}, f"{HOT} has a RUNPATH of its builder"),
@@ -155,7 +181,7 @@ def test_a_file_that_was_changed_after_the_build(tmp_path: Path) -> None:
 
 
 def test_the_names_of_other_folders_are_no_fault() -> None:
-    assert list(native_faults("a.so", shared_object(data=b"/home/builders"), [FOLDER])) == []
+    assert list(native_faults("a.so", shared_object(data=b"/home/builders"), [FOLDER], "x86_64")) == []
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
 
 from tools import image
 
-NAME = "zcactor-{}-cp311-cp311-linux_x86_64.whl"
+NAME = f"zcactor-{{}}-cp311-cp311-linux_{platform.machine()}.whl"
 
 
 def test_the_newest_wheel_of_the_python_of_the_base(tmp_path: Path) -> None:
-    for name in (NAME.format("0.1.0"), NAME.format("0.2.0"), NAME.format("0.3.0").replace("cp311", "cp312")):
+    others = NAME.format("0.3.0").replace("cp311", "cp312"), "zcactor-0.4.0-cp311-cp311-manylinux_2_28_riscv64.whl"
+    for name in (NAME.format("0.1.0"), NAME.format("0.2.0"), *others):
         (tmp_path / name).touch()
     assert image.wheel_for("3.11", tmp_path).name == NAME.format("0.2.0")
     with pytest.raises(image.Failure, match="no wheel for the base's Python 3.13: run 'make dist' or 'make wheels WHE"):
