@@ -237,6 +237,20 @@ async def test_shutting_down_wakes_a_thread_and_never_goes_on_in_the_clear(both:
     assert socket.socket.recv(right, 1000) == b""
 
 
+@pytest.mark.parametrize("call", ["recv", "recv_into", "send"])
+async def test_an_error_is_not_that_of_the_next_call_on_another_socket(tls: Tls, both: Both, call: str) -> None:
+    near, far = connected()
+    gone, other = await asyncio.gather(tls.connect(near), tls.accept(far))
+    with gone, other:
+        gone.shutdown(socket.SHUT_RDWR)
+        for _ in range(2):  # the second time, OpenSSL knows the end
+            with contextlib.suppress(OSError):
+                getattr(gone, call)(bytearray(1) if call != "recv" else 1)
+            for one in both:
+                with pytest.raises(BlockingIOError):
+                    one.recv(1)
+
+
 async def test_one_thread_sends_while_another_receives(both: Both) -> None:
     left, right = both
     data = os.urandom(4 << 20)

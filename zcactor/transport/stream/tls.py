@@ -91,6 +91,11 @@ class TlsSocket(ssl.SSLSocket):
                 return super().recv(buflen, flags)
         except ssl.SSLError as error:
             raise _translated(error) from error
+        except OSError as error:
+            _forget_errors()
+            if isinstance(error, BrokenPipeError):  # the stream has ended, and OpenSSL wanted to send an alert for that
+                return b""
+            raise
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         """Receive into `buffer`; otherwise as `recv`. Returns the number of bytes."""
@@ -99,6 +104,11 @@ class TlsSocket(ssl.SSLSocket):
                 return super().recv_into(buffer, nbytes, flags)
         except ssl.SSLError as error:
             raise _translated(error) from error
+        except OSError as error:
+            _forget_errors()
+            if isinstance(error, BrokenPipeError):  # as in `recv`
+                return 0
+            raise
 
     def send(self, data: Any, flags: int = 0) -> int:
         """Encrypt and send `data`. Returns the number of bytes taken."""
@@ -107,6 +117,9 @@ class TlsSocket(ssl.SSLSocket):
                 return super().send(data, flags)
         except ssl.SSLError as error:
             raise _translated(error) from error
+        except OSError:
+            _forget_errors()
+            raise
 
     def shutdown(self, how: int) -> None:
         """Shut down the stream below, so that calls of other threads return. Unlike the base class, it does not
@@ -146,8 +159,24 @@ class TlsSocket(ssl.SSLSocket):
                 ) from error
             except ssl.SSLError as error:
                 raise _translated(error) from error
+            except OSError:
+                _forget_errors()
+                raise
             else:
                 return
+
+
+_forgetting: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _forget_errors() -> None:
+    """Empty OpenSSL's list of this thread's errors, after an error of the system.
+
+    OpenSSL 3.6 puts such an error there, and the module `ssl` of CPython leaves it: the next call for any other
+    connection in this thread would fail with it instead of waiting.
+    """
+    with contextlib.suppress(ssl.SSLError):
+        _forgetting.set_ciphers("")  # its failure empties the list
 
 
 def _translated(error: ssl.SSLError) -> OSError:
