@@ -100,7 +100,7 @@ class Reach:
 
     Attributes:
         keys: rkeys of the peer's arena, and the bytes that are known to be in their regions.
-        asked: by number, the kind of the awaited answer, and its future.
+        asked: by number, the kind of the awaited answer, and its future, which gets None as the connection ends.
         lost: whether the connection has ended.
         by_socket: the last reason for bytes through the socket, in either direction.
     """
@@ -133,7 +133,8 @@ class Reach:
         """Fail all questions, as the connection has ended."""
         self.lost = True
         for _, future in self.asked.values():
-            future.cancel()
+            if not future.done():
+                future.set_result(None)
 
     def take(self, message: Message) -> bool:
         """Handle a question or an answer of the peer. False for other messages.
@@ -317,16 +318,17 @@ class Reach:
         if self.lost:
             raise self._ended("is closed")
         self._asks = number = self._asks + 1 & 0xFFFFFFFF
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[_Answer | None] = self._loop.create_future()
         self.asked[number] = kind, future
         try:
             self._tell(question(number))
-            await asyncio.wait((future,))  # cancelling us does not cancel the future, as the end of the connection does
+            # Not by `asyncio.wait`: from Python 3.14 on, its frame refers to the task. The traceback of a task that was
+            # cancelled would hold itself then, and the memory that `pull` writes to.
+            answer = await future
         finally:
             self.asked.pop(number, None)
-        if future.cancelled():
+        if answer is None:
             raise self._ended("was lost")
-        answer: _Answer = future.result()
         if answer.reason:
             raise self._refusal(answer, nbytes)
         return answer
