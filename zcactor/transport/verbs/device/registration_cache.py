@@ -133,10 +133,10 @@ class ExtentTable:
             future = self._under_way[number] = loop.run_in_executor(self._thread, self._register, number)
             future.add_done_callback(lambda done: self._registered(number, done))
         try:
-            region = await asyncio.shield(future)
-            self._registered(number, future)  # it may be done before its callback has run
-            return region
+            return await asyncio.shield(future)
         finally:
+            if future.done():  # maybe before its callback has run: a failure is not for the next call, too
+                self._registered(number, future)
             del future  # otherwise the exception's traceback refers to itself, and holds the callers' objects
 
     def ahead(self, offset: int, nbytes: int) -> None:
