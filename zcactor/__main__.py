@@ -36,7 +36,12 @@ class _Output(io.FileIO):
 
 def _watched() -> _Output:
     """Have ``sys.stdout`` write to a file that remembers its failure, and return that file."""
-    output, now = _Output(1, "w", closefd=False), sys.stdout
+    now = sys.stdout
+    if now is None:  # descriptor 1 was closed, and is another file by now, as libraries keep some open (libffi its own)
+        output = _Output(os.devnull, "w")
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(output), "utf-8")
+        return output
+    output = _Output(1, "w", closefd=False)
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(output), now.encoding, now.errors, line_buffering=getattr(now, "line_buffering", False),
         write_through=getattr(now, "write_through", False),

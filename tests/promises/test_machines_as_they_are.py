@@ -157,6 +157,20 @@ def test_a_head_that_was_started_with_standard_descriptors_closed_is_found_and_s
     hosts.assert_clean("a")
 
 
+def test_a_command_prints_nothing_into_a_file_that_got_the_number_of_standard_output(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        f"assert os.open({str(tmp_path / 'file')!r}, os.O_CREAT | os.O_RDWR) == 1\n"
+        "sys.argv = ['zcactor', '--version']\n"
+        "from zcactor.__main__ import main\n"
+        "main()\n"
+    )
+    shell = ["sh", "-c", f'exec "$@" {closed("1")}', "sh", sys.executable, "-c", code]
+    done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "file").read_bytes() == b""
+
+
 def test_a_run_with_standard_descriptors_closed_has_its_programs_status(hosts: Hosts) -> None:
     code = "import sys; sys.exit(7)"
     shell = ["sh", "-c", f'exec "$@" {closed("012")}', "sh", sys.executable, "-m", "zcactor", "run", "--"]
