@@ -56,10 +56,10 @@ def _ways(ssh: str, python: str) -> Ways:
         raise fail(f"--ssh is {ssh!r}, which no shell could read: {error}", 2) from error
     if not command:
         raise fail("--ssh is empty: give a command, ssh -F file for instance", 2)
-    if shutil.which(command[0]) is None:
-        raise fail(f"there is no {command[0]}: install openssh-client, or name a command by --ssh or ZCACTOR_SSH")
     if not python:
         raise fail("--python is empty: give the path of an interpreter", 2)
+    if shutil.which(command[0]) is None:
+        raise fail(f"there is no {command[0]}: install openssh-client, or name a command by --ssh or ZCACTOR_SSH")
     return Ways(tuple(command), python, (zcactor.__version__, f"{sys.version_info[0]}.{sys.version_info[1]}"))
 
 
