@@ -239,8 +239,7 @@ def test_a_shared_array_leaves_its_memory_to_the_other_holders(store: Store) -> 
 def test_a_view_taken_while_an_array_grows_keeps_its_memory(store: Store) -> None:
     """A view that is taken while ``ndarray.resize`` runs must not read freed memory.
 
-    ``ndarray.resize`` checks that the array has no other reference, and NumPy then holds the interpreter lock until the
-    array has its new memory.
+    NumPy holds the interpreter lock until the array has its new memory.
     """
     ready, gate = threading.Event(), threading.Lock()
     views: list[Array] = []
@@ -260,7 +259,7 @@ def test_a_view_taken_while_an_array_grows_keeps_its_memory(store: Store) -> Non
                 thread = threading.Thread(target=look)
                 thread.start()
                 ready.wait()
-            arrays[0].resize(32 * MIB)
+            arrays[0].resize(32 * MIB, refcheck=False)  # from Python 3.14 on, the check refuses every array
         finally:
             sys.setswitchinterval(interval)
             thread.join()

@@ -57,6 +57,7 @@ async def test_all_else_belongs_to_the_test(zc_runtime: LoopbackRuntime) -> None
     thread = threading.Thread(target=lambda: found.append(here()))
     thread.start()
     await asyncio.to_thread(thread.join)
+    await asyncio.sleep(0)
     assert found == [here(), here()] and here() == zc_runtime.process.process.hex()
 
 
