@@ -313,6 +313,25 @@ async def test_a_thousand_passes_leave_nothing() -> None:
         assert opened() <= before[0] and set(threading.enumerate()) <= before[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "env"),
+    [("", {}), ("export=none", {}), ("peer=none", {}), ("", {"CUDA_VISIBLE_DEVICES": ""})],
+    ids=["mapped", "not exported", "copied", "no GPU"],
+)
+async def test_empty_views_at_an_end_of_their_memory(options: str, env: dict[str, str]) -> None:
+    async with running(options):
+        actor, other = await spawned(env), await spawned(env)
+        for x in (zc.zeros((0, 3), device="cuda")[:, 1], zc.zeros((4, 3), device="cuda")[4:, 1]):
+            kind, seen = await actor.seen(x)
+            assert seen.shape == (0,)
+            await actor.keep(x)
+            back = await actor.kept()
+            assert type(back).__name__ == kind and back.shape == (0,)
+            for each in (x, back, [x, back], actor.kept()):
+                await other.keep(each)
+            assert (await actor.relay(other, x))[1].shape == (0,)
+
+
 # ---- through host memory
 
 

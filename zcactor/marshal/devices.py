@@ -95,7 +95,9 @@ def pack_device_array(packing: Any, array: DeviceArray, library: str = "", *, mo
     else:
         event = holder.event if holder.work.writes() else None
     low, high = array.bounds()
-    part = Part(RegionKind.DEVICE, holder, holder.offset + low - holder.address, high - low)
+    # The address of an empty view may lie after its block, and its part may not.
+    offset = holder.offset + (low - holder.address if low < high else 0)
+    part = Part(RegionKind.DEVICE, holder, offset, high - low)
     index, code = packing.add(part), dtype_code(array.dtype)
     return _encode((index, code, array.shape, array.strides, array.address - low, event, library, moved))
 
