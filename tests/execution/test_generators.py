@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from zcactor.rpc.stream import STREAM_WINDOW
 
 
 class FakeSession:
+    connection = SimpleNamespace(eager_limit=100)
+
     def __init__(self) -> None:
         self.items: list[tuple[int, Any]] = []
         self.lost = False
@@ -33,7 +36,8 @@ class FakeIncoming:
         self.cancelled = False
 
 
-def pack(value: Any) -> tuple[Any, Any, int]:
+def pack(value: Any, eager_limit: int) -> tuple[Any, Any, int]:
+    assert eager_limit == FakeSession.connection.eager_limit
     if isinstance(value, Exception):
         raise value
     return value, (), 0

@@ -62,7 +62,10 @@ class Bench:
                 raise TypeError("not packed")
             return repr(value).encode(), (), 0
 
-        marshaller = SimpleNamespace(pack=pack, fit=lambda packed: (b"short", (), packed[2]))
+        def fit(packed: Any, eager_limit: int) -> Any:
+            return packed if len(packed[0]) <= eager_limit else (b"short", (), packed[2])
+
+        marshaller = SimpleNamespace(pack=pack, fit=fit)
         used = {PEER: sessions.get("peer"), OTHER: sessions.get("other")}
         self.process: Any = SimpleNamespace(
             process=OWN, loop=asyncio.get_running_loop(), thread=0, marshaller=marshaller,

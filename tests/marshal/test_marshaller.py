@@ -485,9 +485,10 @@ def test_a_sealed_payload_that_was_changed_gives_no_value(sealing: Wire) -> None
 def test_a_payload_for_any_connection_is_sealed_as_well(sealing: Wire) -> None:
     wide = sealing.left.marshaller.pack("x" * 1000, eager_limit=4096)
     assert wide[2] == 0
-    fitting = sealing.left.marshaller.fit(wide)
+    assert sealing.left.marshaller.fit(wide, 4096) is wide
+    fitting = sealing.left.marshaller.fit(wide, 512)
     assert len(fitting[0]) == ENVELOPE_NBYTES and fitting[2] == Flags.SPILLED
-    assert sealing.left.marshaller.fit(fitting) == fitting
+    assert sealing.left.marshaller.fit(fitting, 512) == fitting
 
 
 # ------------------------------------------------------------------------------------------------ objects with arrays

@@ -21,7 +21,6 @@ from zcactor.errors import (
     HeadUnavailable,
     MailboxFull,
     ObjectLost,
-    OutOfMemory,
     ProtocolError,
     ZcactorError,
 )
@@ -147,11 +146,10 @@ class RemoteActor:
             call.target = self
             call.fail(ActorDied(self.label, self.death, False))
             return call
-        # Where the connection may change before the call is sent, the payload must fit every connection.
         route = self.route
         if route is not None and route[0].is_behind():
             self._catch_up(*route)
-        route = None if retries else self.route
+        route = self.route
         eager_limit = 0 if route is None else route[0].connection.eager_limit
         moved: list[Any] = []
         closed: list[Any] = []
@@ -191,8 +189,6 @@ class RemoteActor:
                 return True
 
             call.resend = resend
-        if route is None:
-            route = self.route
         first = parts
         try:
             if retries and moved:
@@ -204,8 +200,6 @@ class RemoteActor:
                     pass
                 else:
                     return call
-            if eager_limit:
-                payload, first, flags = marshaller.fit((payload, first, flags))
             self._queue((call, spec.code, flags, timeout_ns, payload, first))
         except BaseException as error:  # nothing was sent: the call does not count, and its deadline ends with it
             call.take_back()
@@ -261,12 +255,18 @@ class RemoteActor:
                         self.connected.set()
                         raise
                 return
-        session, index = route
-        call, code, flags, timeout_ns, payload, parts = unsent
         try:
-            session.send_call(call, index, code, flags, timeout_ns, payload, parts)
+            self._send(*route, unsent)
         except ConnectionLost as error:
+            call = unsent[0]
             call.fail(ActorUnavailable(self.label, str(error), call.sent_before))
+
+    def _send(self, session: Session, index: int, unsent: _Unsent) -> None:
+        """Send a call whose arguments were packed before its connection was known."""
+        call, code, flags, timeout_ns, payload, parts = unsent
+        packed = payload, parts, flags
+        payload, parts, flags = self.process.marshaller.fit(packed, session.connection.eager_limit)
+        session.send_call(call, index, code, flags, timeout_ns, payload, parts)
 
     async def _open(self) -> None:
         """Connect to the actor's current process, then send the calls that waited."""
@@ -358,10 +358,10 @@ class RemoteActor:
                 self._returned = []
             while True:
                 while self._unsent:
-                    call, code, flags, timeout_ns, payload, parts = self._unsent[0]
+                    call = self._unsent[0][0]
                     if not call.done:
                         try:
-                            session.send_call(call, index, code, flags, timeout_ns, payload, parts)
+                            self._send(session, index, self._unsent[0])
                         except ConnectionLost:
                             return False
                         except Exception as error:  # an argument refers to a lost object, say: later calls go on
@@ -500,14 +500,9 @@ class RemoteActor:
         if not call.done:
             call.state = CallState.QUEUED
             timeout_ns = 0 if call.timer is None else _nanoseconds(call.timer.when() - self.process.loop.time())
-            try:
-                payload, parts, flags = self.process.marshaller.fit((payload, parts, flags))
-            except OutOfMemory as error:
-                call.fail(bare(error, None))
-            else:
-                with self._lock:
-                    unsent = (call, code, flags, timeout_ns, payload, parts)
-                    self._returned.append((session.number, call.id, unsent))
+            with self._lock:
+                unsent = (call, code, flags, timeout_ns, payload, parts)
+                self._returned.append((session.number, call.id, unsent))
         self._follow(session)
         self._settled(call)
 

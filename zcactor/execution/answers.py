@@ -90,7 +90,7 @@ class Answers:
         session = incoming.session
         failure = Failure(error, incoming.blamed or self._label)
         try:
-            payload, parts, flags = self._pack(failure)
+            payload, parts, flags = self._pack(failure, session.connection.eager_limit)
             session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)
         except BaseException as unsendable:  # the store is full, or an object in the exception is lost
             self._as_text(incoming, failure, unsendable)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncProducer", "SyncProducer"]
 
-_Pack = Callable[[Any], tuple[Any, Any, int]]
+_Pack = Callable[[Any, int], tuple[Any, Any, int]]
 
 
 class AsyncProducer:
@@ -44,7 +44,8 @@ class AsyncProducer:
             async for item in generator:
                 if self._incoming.cancelled:  # and the generator has swallowed it: no credit would ever come again
                     raise asyncio.CancelledError
-                self._incoming.session.send_item(self._incoming, index, *self._pack(item))
+                session = self._incoming.session
+                session.send_item(self._incoming, index, *self._pack(item, session.connection.eager_limit))
                 del item
                 index += 1
                 self._credit -= 1
@@ -122,9 +123,10 @@ class SyncProducer:
             except StopIteration:
                 self._end(self._ended, Status.STREAM_END)
                 return
-            packed = self._pack(item)
+            session = self._incoming.session
+            packed = self._pack(item, session.connection.eager_limit)
             del item
-            self._incoming.session.send_item(self._incoming, self._index, *packed)
+            session.send_item(self._incoming, self._index, *packed)
         except BaseException as error:
             self._leave()
             self._end(self._failed, error)

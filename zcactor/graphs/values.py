@@ -129,8 +129,7 @@ class Courier:
             if session is None:
                 self._here(key, *packed)
             else:
-                if len(packed[0]) > session.connection.eager_limit:
-                    packed = self._marshaller.fit(packed)
+                packed = self._marshaller.fit(packed, session.connection.eager_limit)
                 try:
                     session.push(key, self._word, _OK, *packed)
                 except ConnectionLost:  # as above

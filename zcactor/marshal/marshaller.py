@@ -202,11 +202,19 @@ class Marshaller:
         self.copies.copy_into(np.asarray(block), source, "moved argument of a retried call")
         return part._replace(holder=block, offset=block.offset)
 
-    def fit(self, packed: PackedMessage) -> PackedMessage:
-        """Make any connection able to carry `packed`, which was packed for a connection with an eager limit of its
-        own."""
+    def fit(self, packed: PackedMessage, eager_limit: int) -> PackedMessage:
+        """Make a connection able to carry `packed`, which was packed for another one, or before one was known. Each
+        connection has the smaller eager limit of its two processes.
+
+        Args:
+            packed: the message.
+            eager_limit: bytes, the eager limit of the connection.
+
+        Raises:
+            OutOfMemory: the store cannot hold the payload.
+        """
         payload, parts, flags = packed
-        return packed if len(payload) <= self.eager_limit else self._spilled(payload, list(parts), flags)
+        return packed if len(payload) <= eager_limit else self._spilled(payload, list(parts), flags)
 
     def _spilled(self, payload: bytes, parts: list[Part], flags: int) -> PackedMessage:
         """Move the payload into an object of its own, which becomes the first part."""

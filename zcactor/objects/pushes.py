@@ -174,10 +174,8 @@ class Pushes:
     def _push(self, session: Session, key: int, call: Call) -> None:
         try:
             if call.error is None and call.status == _OK:
-                payload, parts, flags = packed_result(call)
-                if len(payload) > session.connection.eager_limit:
-                    payload, parts, flags = self._marshaller.fit((payload, parts, flags))
-                session.push(key, self._word, _OK, payload, parts, flags)
+                packed = self._marshaller.fit(packed_result(call), session.connection.eager_limit)
+                session.push(key, self._word, _OK, *packed)
                 return
         except (ZcactorError, OSError):  # the store is full, or an object is lost: the peer learns it when it asks
             self.noted("owner could not push")

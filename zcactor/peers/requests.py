@@ -60,7 +60,7 @@ class Requests:
         Raises:
             ConnectionLost: the connection to the peer has ended.
         """
-        payload, parts, flags = self._marshaller.pack_call(args, {})
+        payload, parts, flags = self._marshaller.pack_call(args, {}, session.connection.eager_limit)
         call = self._call(method)
         session.send_call(call, SYSTEM_INDEX, method_number(method), flags, 0, payload, parts)
         return ObjectRef(call)
