@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,39 @@ def test_fills() -> None:
         expected.reshape(-1).view("u1")[1:18] = ord("q")
         assert_same(seen(array), expected)
         empty_array(store.gpu(0), (0, 3), np.dtype("f8")).fill(1)
+
+
+def outcome_of(filled: Callable[[Any], bytes], value: Any) -> Any:
+    """The bytes of an array that a value fills, with the types of the warnings, or the type of the error."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            return filled(value), {each.category for each in told}
+        except Exception as error:
+            return type(error)
+
+
+@pytest.mark.parametrize("size", [0, 3])
+@pytest.mark.parametrize(
+    "dtype", ["?", "i1", "u8", "f2", "f8", "c8", "M8[s]", "S3", "U2", "V4", [("a", "i1"), ("b", "f8")]]
+)
+def test_values_become_elements_by_the_rules_of_numpy(dtype: Any, size: int) -> None:
+    values: list[Any] = [
+        1, -1, 300, 1 << 70, 1.9, np.nan, 1 + 2j, "ab", "7", b"abcd", True, None, (1, 2.5), object(), [5], [1, 2],
+        np.int64(300), np.datetime64("2026-01-01"),
+    ]  # fmt: skip
+    with opened() as store:
+        array = empty_array(store.gpu(0), (size,), np.dtype(dtype))
+
+        def on_gpu(value: Any) -> bytes:
+            array.fill(value)
+            return seen(array).tobytes()
+
+        def on_host(value: Any) -> bytes:
+            return np.full((), value, dtype).tobytes() * size
+
+        for value in values:
+            assert outcome_of(on_gpu, value) == outcome_of(on_host, value), value
 
 
 def test_overlapping_copies() -> None:

@@ -145,7 +145,7 @@ def full(
 
     Args:
         shape: number of elements along each axis, or an int for one axis.
-        fill_value: a value or an array that broadcasts to `shape`.
+        fill_value: a value or an array that broadcasts to `shape`; on a GPU one value.
         dtype: any dtype of plain bytes; None takes that of `fill_value`.
         device: ``"cpu"``, or a GPU: ``"cuda"`` is the first, ``"cuda:1"`` the second, and so on.
 
@@ -154,6 +154,7 @@ def full(
 
     Raises:
         ValueError: `fill_value` does not broadcast to `shape`, besides the causes that `empty` has.
+        OverflowError: `fill_value` is an int beyond those of `dtype`.
     """
     if dtype is None:
         fill_value = np.asarray(fill_value)

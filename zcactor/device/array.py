@@ -364,14 +364,19 @@ class DeviceArray:
     def fill(self, value: Any) -> None:
         """Queue setting all elements to `value`.
 
+        Args:
+            value: one element, converted by the rules of `numpy.full`.
+
         Raises:
             ValueError: the array is read-only, or `value` cannot become an element.
+            OverflowError: `value` is an int beyond those of the dtype.
+            TypeError: `value` is of a type that cannot become an element.
             DeviceError: the driver refuses.
         """
         self._writable()
+        pattern = np.full((), value, self.dtype).tobytes()
         if not self.size:
             return
-        pattern = np.asarray(value).astype(self.dtype, casting="unsafe").reshape(()).tobytes()
         width = min(self.itemsize, 4)
         if not self._view.flags.c_contiguous or self.itemsize not in PATTERNS or self._address % width:
             self._copy_from_host(np.full(self.shape, value, self.dtype))
