@@ -122,6 +122,14 @@ async def test_asarray_copies_only_what_is_outside() -> None:
             assert not zc.in_store(other)
 
 
+async def test_asarray_refuses_a_mask() -> None:
+    async with zc.init():
+        masked: Any = np.ma.masked_equal(np.arange(4.0), 1)
+        with pytest.raises(TypeError, match=r"zc.asarray: .* not have the mask .*; pass x.filled\(value\)"):
+            zc.asarray(masked)
+        assert_same(zc.asarray(masked.filled(9)), np.array([0, 9, 2, 3.0]))
+
+
 def test_without_a_runtime() -> None:
     for make in (zc.empty, zc.zeros, zc.ones):
         with pytest.raises(zc.NotInitialized):

@@ -50,6 +50,14 @@ async def test_arrays() -> None:
         assert zc.empty((), device="cuda").shape == ()
 
 
+async def test_a_mask_stays_on_the_host() -> None:
+    async with zc.init(config=FAKE):
+        masked: Any = np.ma.masked_equal(np.arange(4.0), 1)
+        with pytest.raises(TypeError, match=r"zc.gpu.to_device: .* not have the mask .*; pass x.filled\(value\)"):
+            zc.gpu.to_device(masked)
+        assert_same(zc.gpu.to_host(zc.gpu.to_device(masked.data)), np.arange(4.0))
+
+
 async def test_between_host_and_gpu() -> None:
     async with zc.init(config=FAKE):
         values = np.arange(1000).reshape(10, 100)[::2, ::-3]

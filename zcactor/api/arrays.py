@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, o
 from zcactor.api.gpus import empty_on
 from zcactor.exception_pickling import hides, module_name
 from zcactor.lazy_numpy import np
-from zcactor.marshal.arrays import base_of, byte_bounds, innermost, is_shareable, plain_of, root_of
+from zcactor.marshal.arrays import base_of, byte_bounds, check_unmasked, innermost, is_shareable, plain_of, root_of
 from zcactor.marshal.foreign import known_over
 from zcactor.marshal.move import UNUSABLE, is_moved
 from zcactor.marshal.on_gpu import is_on_gpu
@@ -180,11 +180,12 @@ def asarray(x: Any, dtype: npt.DTypeLike | None = None) -> Array:
 
     Raises:
         NotInitialized: no runtime is running.
-        TypeError: the elements are not plain bytes but Python objects or strings of variable width.
+        TypeError: the elements are not plain bytes but Python objects or strings of variable width, or `x` has a mask.
         ValueError: `x` was handed over by `move`.
         OutOfMemory: the store cannot hold the copy.
     """
     process = current()
+    check_unmasked(x, "zc.asarray")
     array = np.asarray(x, dtype)
     if is_moved(array):
         raise ValueError(UNUSABLE)

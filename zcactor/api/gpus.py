@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from zcactor.errors import DeviceUnavailable
 from zcactor.lazy_numpy import np
-from zcactor.marshal.arrays import is_shareable
+from zcactor.marshal.arrays import check_unmasked, is_shareable
 from zcactor.marshal.foreign import array_over_foreign
 from zcactor.process.context import current
 
@@ -110,7 +110,7 @@ def to_device(x: Any, device: str = "cuda") -> DeviceArray:
     Raises:
         NotInitialized: no runtime is running.
         DeviceUnavailable: this process sees no such GPU.
-        TypeError: the elements of `x` are not plain bytes.
+        TypeError: the elements of `x` are not plain bytes, or `x` has a mask.
         ValueError: `device` is malformed.
         OutOfMemory: the GPU has no room.
         DeviceError: the driver refuses.
@@ -126,6 +126,7 @@ def to_device(x: Any, device: str = "cuda") -> DeviceArray:
         made = empty_array(memory, x.shape, x.dtype)
         made.copy_from(x)
         return made
+    check_unmasked(x, "zc.gpu.to_device")
     array = np.asarray(x)
     if not is_shareable(array.dtype):
         raise TypeError(f"dtype {array.dtype} is not plain bytes, which is all that a GPU holds: convert it first")

@@ -25,6 +25,7 @@ __all__ = [
     "array_address",
     "base_of",
     "byte_bounds",
+    "check_unmasked",
     "dtype_code",
     "dtype_from_code",
     "innermost",
@@ -55,6 +56,19 @@ def is_shareable(dtype: np.dtype[Any]) -> bool:
     """Whether the elements are plain bytes of a type that the receiver knows: NumPy's own or ml_dtypes'. Python objects
     and variable-width strings on a heap are not."""
     return not dtype.hasobject and (0 <= dtype.num < _BUILTIN or dtype.type.__module__ == "ml_dtypes")
+
+
+def check_unmasked(x: Any, what: str) -> None:
+    """Refuse a masked array, for a result that has elements alone.
+
+    Raises:
+        TypeError: `x` is one; the message begins with `what`, a function.
+    """
+    if isinstance(x, np.ndarray) and isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{what}: the result would not have the mask of a masked array; pass x.filled(value), or x.data and x.mask "
+            "each by itself"
+        )
 
 
 def dtype_code(dtype: np.dtype[Any]) -> Any:
