@@ -24,6 +24,7 @@ __all__ = [
     "check_can_be_sent",
     "check_options",
     "check_together",
+    "checked_name",
     "checked_seconds",
 ]
 
@@ -225,6 +226,7 @@ def _one_of(*texts: str) -> _Check:
 _NAME: _Check = (
     f"a str of 1 to {LONGEST_NAME:,} characters, or None", lambda v: v is None or (_is_name(v) and v != ""),
 )  # fmt: skip
+_A_NAME: _Check = (f"a str of 1 to {LONGEST_NAME:,} characters", lambda v: _is_name(v) and v != "")
 _SPAWN: dict[str, _Check] = {
     "name": _NAME,
     "namespace": _NAME,
@@ -251,7 +253,7 @@ _CALL: dict[str, _Check] = {
     "idempotent": ("a bool", lambda v: isinstance(v, bool)),
 }
 _METHOD: dict[str, _Check] = _CALL | {
-    "concurrency_group": (f"a str of 1 to {LONGEST_NAME:,} characters", lambda v: _is_name(v) and v != ""),
+    "concurrency_group": _A_NAME,
     "inline": ("a bool", lambda v: isinstance(v, bool)),
 }
 _TABLES = {"spawn": _SPAWN, "declaration": _DECLARATION, "call": _CALL, "method": _METHOD}
@@ -296,6 +298,21 @@ def check_options(table: str, where: str, options: Mapping[str, Any]) -> dict[st
         except TypeError as error:
             raise TypeError(f"{error}. Valid options: {', '.join(known)}") from None
     return checked
+
+
+def checked_name(what: str, value: Any) -> str:
+    """A name by which something is asked for, as a plain str: the one that is asked must not meet a class of the
+    asker's.
+
+    Args:
+        what: the name's part in the request, for messages.
+        value: the name that was given, of an actor, a namespace or a node.
+
+    Raises:
+        TypeError: it is no str, or not of 1 to `LONGEST_NAME` characters.
+        ValueError: it has a lone surrogate.
+    """
+    return _checked(what, "name", _A_NAME, value)  # type: ignore[no-any-return]
 
 
 def _checked(what: str, name: str, check: _Check, value: Any) -> Any:

@@ -318,6 +318,23 @@ async def test_names_that_no_actor_can_have_are_refused() -> None:
         await zc.get_actor("\udc80")
     with pytest.raises(ValueError, match=r"zc.get_actor: namespace must be a text .*, got '\\udc80'"):
         await zc.get_actor("one", namespace="\udc80")
+    wrong: Any
+    for wrong in (None, 5, ["one"], b"one", Plain, "", "x" * 1_001):
+        with pytest.raises(TypeError, match=r"zc.get_actor: name must be a str of 1 to 1,000 characters, got "):
+            await zc.get_actor(wrong)
+        if wrong is not None:
+            with pytest.raises(TypeError, match=r"zc.get_actor: namespace must be a str of 1 to 1,000 characters, got"):
+                await zc.get_actor("one", namespace=wrong)
+
+
+async def test_a_name_is_looked_up_as_a_plain_text() -> None:
+    class Text(str):
+        def __reduce__(self) -> Any:
+            raise AssertionError("the head would run the code of this class")
+
+    first = await Plain.options(name="plain", namespace="texts").spawn()
+    assert await zc.get_actor(Text("plain"), namespace=Text("texts")) == first
+    await zc.stop(first)
 
 
 async def test_names() -> None:

@@ -69,6 +69,16 @@ async def test_a_name_whose_actor_dies_meanwhile() -> None:
         await asked
 
 
+@pytest.mark.parametrize("wrong", [None, 5, ["till"], "", "x" * 1_001])
+async def test_a_name_that_no_actor_can_have_is_refused(wrong: Any) -> None:
+    head = Asked()
+    head.add("till")
+    with pytest.raises(TypeError, match="the name of an actor must be a str of 1 to 1,000 characters"):
+        await head.get_actor(wrong, "shops")
+    with pytest.raises(TypeError, match="the namespace must be a str of 1 to 1,000 characters"):
+        await head.get_actor("till", wrong)
+
+
 async def test_the_facts_of_all() -> None:
     head = Asked()
     head.add("till")

@@ -26,9 +26,9 @@ from zcactor.options import (
     ActorSpec,
     MethodOptions,
     SpawnOptions,
-    check_can_be_sent,
     check_options,
     check_together,
+    checked_name,
 )
 from zcactor.process.cluster import HeadService, WorkerService
 from zcactor.process.context import current, current_host
@@ -524,6 +524,7 @@ async def get_actor(name: str, *, namespace: str | None = None) -> Any:
 
     Raises:
         NotInitialized: no runtime is running.
+        TypeError: `name` or `namespace` is not a str of 1 to 1,000 characters.
         ValueError: `name` or `namespace` has a lone surrogate, so that no actor can have it.
         NoSuchActor: no living actor has that name; the message lists the names in use.
         ConnectionLost: the node agent has ended.
@@ -532,9 +533,9 @@ async def get_actor(name: str, *, namespace: str | None = None) -> Any:
     Cancelling has no effect on the actor.
     """
     process = current()
-    check_can_be_sent("zc.get_actor: name", name)
-    check_can_be_sent("zc.get_actor: namespace", namespace)
-    return await process.head.ask(HeadService.get_actor, name, namespace or process.namespace)
+    wanted = checked_name("zc.get_actor: name", name)
+    within = process.namespace if namespace is None else checked_name("zc.get_actor: namespace", namespace)
+    return await process.head.ask(HeadService.get_actor, wanted, within)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ from zcactor.ids import ActorId, ProcessId
 from zcactor.interface import shown
 from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
-from zcactor.options import ActorSpec
+from zcactor.options import ActorSpec, checked_name
 from zcactor.process.cluster import HeadNews, HeadService, OwnNodeService, WorkerService
 from zcactor.rpc.services import Services, calling_process
 from zcactor.workers.output import Printers
@@ -674,6 +674,7 @@ class Head(HeadService, OwnNodeService):
 
     async def get_actor(self, name: str, namespace: str) -> Any:
         """See `HeadService`."""
+        name, namespace = checked_name("the name of an actor", name), checked_name("the namespace", namespace)
         await self.recorder.settled()
         actor = self._actors.named(namespace, name)
         await actor.settled()

@@ -100,6 +100,7 @@ class HeadService(ABC):
         """The handle of a named actor.
 
         Raises:
+            TypeError, ValueError: no actor or namespace can have such a name; see `zcactor.options.checked_name`.
             NoSuchActor: no living actor has the name.
             HeadUnavailable: the head's log does not take what was decided before, such as the end of an actor.
         """
