@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.cluster.hosts import Hosts
@@ -187,6 +188,24 @@ async def test_the_head_on_the_nodes_host_resigns(
     assert link.asked[:2] == [("drain", "n", 5.0, False), ("leader",)]
     again = [("leader",)] * resigns  # it answered once before it ended
     assert link.asked[2:] == ([("give_way", 3), ("leader",), *again] if standbys else [])
+
+
+async def test_the_head_is_asked_with_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Text(str):
+        """A text of the program's, which the head must not unpickle."""
+
+    link = FakeLink([], True)
+    monkeypatch.setattr(module, "current", lambda: SimpleNamespace(head=link))
+    await drain(Text("n"), np.float32(2))  # type: ignore[arg-type]
+    assert [type(value) for value in link.asked[0][1:]] == [str, float, bool]
+    for name, message in (
+        ("node", "must be a str of 1 to 1,000 characters, got <object"),
+        ("timeout", "is <object .*it takes seconds as a number, or None"),
+        ("restart", "must be a bool, got <object"),
+    ):
+        mistaken: dict[str, Any] = {"node": "n", name: object()}
+        with pytest.raises(TypeError, match=f"drain: {name} {message}"):
+            await drain(**mistaken)
 
 
 @pytest.mark.parametrize("why", ["restart", "elsewhere", "left"])

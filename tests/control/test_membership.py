@@ -578,4 +578,8 @@ async def test_the_result_of_a_drain_comes_after_the_lines_on_its_progress() -> 
     found = await head.by(FakeSession(DRIVER), head.members.drain("n", 2.0, True))
     assert found == {"node": "n", "timeout": 2.0, "again": True}
     assert head.done == [("show", DRIVER, "stdout", "", ["n leaves"]), ("show all", DRIVER)]
+    for name, timeout in ((["n"], None), ("n", "2")):
+        wrong: Any = head.members.drain(name, timeout, True)
+        with pytest.raises(TypeError, match=r"the name of a node must be a str|drain: timeout is '2'"):
+            await head.by(FakeSession(DRIVER), wrong)
     await head.end()

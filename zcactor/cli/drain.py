@@ -49,7 +49,7 @@ def drain(node: str | None, timeout: float | None, restart: bool, each: bool, ad
     config = replace(config, store_capacity=1 << 24, num_cpus=None, num_gpus=None)
     try:
         status = run(_drain(config, node, timeout, restart))
-    except (ZcactorError, OSError, ValueError) as error:
+    except (ZcactorError, OSError, ValueError, TypeError) as error:  # TypeError: of a name that is empty or too long
         raise fail(error) from error
     raise click.exceptions.Exit(status)
 

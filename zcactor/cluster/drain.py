@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from zcactor.options import checked_name, checked_seconds
 from zcactor.process.cluster import HeadService, MembershipService
 from zcactor.process.context import current
 
@@ -50,14 +51,19 @@ async def drain(node: str, timeout: float | None = None, *, restart: bool = Fals
 
     Raises:
         NotInitialized: no runtime is running.
-        ValueError: the name fits no node, or several; or the node is the head's, the last one, or drained already.
+        TypeError: `node` is no str of 1 to 1,000 characters, `timeout` no number, or `restart` no bool.
+        ValueError: `timeout` is negative; the name fits no node, or several; or the node is the head's, the last one,
+            or drained already.
         InsufficientResources: the other nodes have no room for its actors. Nothing was moved.
         ConnectionLost: the node or the head was lost meanwhile, or the node did not start again.
 
     Cancelling opens the node again; actors that have moved stay where they are.
     """
     head = current().head
-    told = await head.ask(MembershipService.drain, node, timeout, restart)
+    if not isinstance(restart, bool):
+        raise TypeError(f"drain: restart must be a bool, got {restart!r}")
+    name, seconds = checked_name("drain: node", node), checked_seconds(timeout, "drain")
+    told = await head.ask(MembershipService.drain, name, seconds, restart)
     done = msgspec.convert(told, Drained)
     if done.left or restart or not done.beside_head:
         return done

@@ -14,6 +14,7 @@ from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, Remo
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, ProtocolError, ZcactorError
 from zcactor.ids import ProcessId
 from zcactor.logs import logger
+from zcactor.options import checked_name, checked_seconds
 from zcactor.peers.head_link import HeadLink
 from zcactor.peers.losses import ended_there, is_refused
 from zcactor.process.cluster import HeadNews, MembershipService, NodeService
@@ -467,6 +468,7 @@ class Membership(MembershipService):
     async def drain(self, name: str, timeout: float | None, again: bool) -> dict[str, Any]:
         """See `MembershipService`."""
         self._refuse_if_embedded()
+        name, timeout = checked_name("the name of a node", name), checked_seconds(timeout, "drain")
         asking = calling_process()  # lines for a node go to this head's log
         done = await self._agent.draining.drain(name, timeout, again, b"" if asking in self._agents else asking)
         await self._console.show_all(asking)  # lines on the progress come before the result
