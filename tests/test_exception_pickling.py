@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.test_errors import PLAIN
-from zcactor.exception_pickling import hides, put_together, take_apart
+from zcactor.exception_pickling import hides, put_together, shown_class, take_apart
 
 
 @pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)
@@ -58,3 +58,17 @@ def test_only_the_errors_of_a_raise_hide_frames() -> None:
             action()
         assert hides(caught) is hides(caught.value) is hidden
     assert hides(None) is False and hides(ValueError("not raised")) is False
+
+
+def test_the_name_of_a_class_is_shown_without_its_code() -> None:
+    class Meta(type):
+        @property
+        def __name__(cls) -> str:  # type: ignore[override]
+            raise AssertionError("a message has asked the class")
+
+    class Silent(metaclass=Meta):
+        pass
+
+    assert shown_class(Silent) == "Silent"
+    assert shown_class(type("A\nB\x1b[31m", (), {})) == r"A\nB\x1b[31m"
+    assert shown_class(type("x" * 99, (), {})) == "x" * 77 + "..."

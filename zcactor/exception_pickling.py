@@ -28,6 +28,8 @@ __all__ = [
     "mro_of",
     "namespace_of",
     "put_together",
+    "shown",
+    "shown_class",
     "suppresses_context",
     "take_apart",
     "text_of",
@@ -45,7 +47,7 @@ context_of = _ERROR["__context__"].__get__
 suppresses_context = _ERROR["__suppress_context__"].__get__
 _args_of, _set_args = _ERROR["args"].__get__, _ERROR["args"].__set__
 mro_of, namespace_of, _flags = _TYPE["__mro__"].__get__, _TYPE["__dict__"].__get__, _TYPE["__flags__"].__get__
-_qualname, module_of = _TYPE["__qualname__"].__get__, _TYPE["__module__"].__get__
+_name, _qualname, module_of = (_TYPE[each].__get__ for each in ("__name__", "__qualname__", "__module__"))
 bare = BaseException.with_traceback
 """``bare(error, None)`` drops the traceback, whose frames keep objects alive, and returns the exception."""
 
@@ -56,6 +58,22 @@ _NOT_CARRIED = frozenset({"args", "obj", "characters_written", "__dict__", "__we
 """Fields that are set in another way, refer to the object that lacked an attribute, or exist in some instances only."""
 _FIELDS = (MemberDescriptorType, GetSetDescriptorType)
 _ROOTS = (BaseException, Exception, BaseExceptionGroup, object)
+
+
+SHOWN_LENGTH: Final = 80
+"""Characters of a name that messages show, at most."""
+
+
+def shown(name: str, length: int = SHOWN_LENGTH) -> str:
+    """`name` as messages, prefixes and process titles show it: unprintable characters are escaped, and at most `length`
+    characters stay. A class may have any name, and terminals and logs obey control characters."""
+    text = name if name.isprintable() else repr(name)[1:-1]
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def shown_class(cls: type) -> str:
+    """The name of a class as messages show it; see `shown`."""
+    return shown(str.__str__(_name(cls)))
 
 
 def class_name(cls: type) -> str:

@@ -16,14 +16,14 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from zcactor.errors import ProtocolError
-from zcactor.exception_pickling import hides
+from zcactor.exception_pickling import hides, shown
 from zcactor.native import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __tracebackhide__ = hides
-__all__ = ["Interface", "MethodKind", "MethodSpec", "constructor_of", "method_options", "shown"]
+__all__ = ["Interface", "MethodKind", "MethodSpec", "constructor_of", "method_options"]
 
 R = TypeVar("R")
 
@@ -37,15 +37,6 @@ REMEMBERED: Final = 256
 """Number of interfaces, and of constructors, that a process remembers."""
 MOST_METHODS: Final = 1 << 16
 """Public methods of a class, at most: frames have 16 bits for the number of one."""
-SHOWN_LENGTH = 80
-"""Characters of a name that messages show, at most."""
-
-
-def shown(name: str, length: int = SHOWN_LENGTH) -> str:
-    """`name` as messages, prefixes and process titles show it: unprintable characters are escaped, and at most `length`
-    characters stay. A class may have any name, and terminals and logs obey control characters."""
-    text = name if name.isprintable() else repr(name)[1:-1]
-    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 class MethodKind(IntEnum):

@@ -16,9 +16,9 @@ from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.api.unawaited import Unawaited, missing
 from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError, remote_of
-from zcactor.exception_pickling import hides
+from zcactor.exception_pickling import hides, shown
 from zcactor.ids import for_spawn
-from zcactor.interface import MARK, Interface, constructor_of, shown
+from zcactor.interface import MARK, Interface, constructor_of
 from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
 from zcactor.options import (

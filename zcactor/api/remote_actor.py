@@ -24,8 +24,8 @@ from zcactor.errors import (
     ProtocolError,
     ZcactorError,
 )
-from zcactor.exception_pickling import bare, hides
-from zcactor.interface import Interface, MethodKind, MethodSpec, shown
+from zcactor.exception_pickling import bare, hides, shown
+from zcactor.interface import Interface, MethodKind, MethodSpec
 from zcactor.marshal.move import restore
 from zcactor.marshal.sharing import reopen
 from zcactor.process.cluster import WorkerService

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.api.binding import GraphNode, bind
 from zcactor.api.future import ObjectRef
-from zcactor.exception_pickling import hides
-from zcactor.interface import shown
+from zcactor.exception_pickling import hides, shown
 from zcactor.options import check_options
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call

@@ -13,7 +13,7 @@ import msgspec
 from zcactor.cli.nodes import fail, heads_here, settings, small
 from zcactor.cluster.records import nodes_here
 from zcactor.errors import ZcactorError
-from zcactor.interface import shown
+from zcactor.exception_pickling import shown
 from zcactor.node.reports import ActorReport, ProgramReport, activities_of, programs_here
 from zcactor.process.cluster import HeadService
 from zcactor.process.loops import run

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from zcactor import ids
 from zcactor.control.scheduler import request_of
-from zcactor.interface import Interface, shown
+from zcactor.exception_pickling import shown
+from zcactor.interface import Interface
 from zcactor.options import ActorSpec
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from zcactor.control.head_log import MAX_NBYTES, Change, nbytes_of
-from zcactor.interface import shown
+from zcactor.exception_pickling import shown
 from zcactor.options import ActorSpec  # noqa: TC001  # msgspec resolves the annotation
 from zcactor.transport.version import PROTOCOL_VERSION
 

@@ -48,9 +48,9 @@ from zcactor.errors import (
     ZcactorError,
     remote_of,
 )
+from zcactor.exception_pickling import shown
 from zcactor.execution.closing import OF_AN_END, TAKEN_IN
 from zcactor.ids import ActorId, ProcessId
-from zcactor.interface import shown
 from zcactor.logs import logger
 from zcactor.marshal.packed import Packed
 from zcactor.options import ActorSpec, checked_name

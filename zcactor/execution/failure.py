@@ -12,8 +12,7 @@ from msgspec.msgpack import Ext
 
 from zcactor import errors
 from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error, remote_of
-from zcactor.exception_pickling import text_of, type_name
-from zcactor.interface import shown
+from zcactor.exception_pickling import shown, text_of, type_name
 from zcactor.logs import logger
 from zcactor.marshal import pickling
 from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register

@@ -29,10 +29,10 @@ from zcactor.exception_pickling import (
     module_name,
     mro_of,
     namespace_of,
+    shown,
     text_of,
     type_name,
 )
-from zcactor.interface import shown
 from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import is_shareable, plain_of
 from zcactor.marshal.exceptions import Exceptions

@@ -24,10 +24,11 @@ from zcactor.buggify import dawdle
 from zcactor.config import Config
 from zcactor.control.node_table import own_machine
 from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.exception_pickling import shown
 from zcactor.execution.closing import OF_AN_END
 from zcactor.execution.open_tasks import leave_to_its_task, watch_generators, watch_tasks
 from zcactor.ids import ProcessId
-from zcactor.interface import Interface, shown
+from zcactor.interface import Interface
 from zcactor.logs import logger
 from zcactor.node.numeric_threads import follow_cpus, follow_environment, read_too_early
 from zcactor.objectstore.store import Store

@@ -6,8 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, RemoteError, remote_of
-from zcactor.exception_pickling import text_of, type_name
-from zcactor.interface import shown
+from zcactor.exception_pickling import shown, text_of, type_name
 from zcactor.logs import logger
 
 if TYPE_CHECKING:

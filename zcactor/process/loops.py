@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor import signals
-from zcactor.exception_pickling import hides
-from zcactor.interface import shown
+from zcactor.exception_pickling import hides, shown
 from zcactor.logs import logger
 from zcactor.machine import CallMissing, check_calls
 from zcactor.process import context

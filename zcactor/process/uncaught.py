@@ -11,8 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.exception_pickling import class_name, fields_of, hides, mro_of, namespace_of, text_of, traceback_of
-from zcactor.interface import shown
+from zcactor.exception_pickling import class_name, fields_of, hides, mro_of, namespace_of, shown, text_of, traceback_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
