@@ -16,6 +16,7 @@ __all__ = [
     "cause_of",
     "class_name",
     "context_of",
+    "exceptions_of",
     "fields_of",
     "fill",
     "has_own_reduction",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _ERROR: Any = vars(BaseException)
+_GROUP: Any = vars(BaseExceptionGroup)
 _TYPE: Any = vars(type)
 fields_of = _ERROR["__dict__"].__get__
 """The ``__dict__`` of an exception."""
@@ -45,6 +47,8 @@ traceback_of = _ERROR["__traceback__"].__get__
 cause_of = _ERROR["__cause__"].__get__
 context_of = _ERROR["__context__"].__get__
 suppresses_context = _ERROR["__suppress_context__"].__get__
+exceptions_of = _GROUP["exceptions"].__get__
+"""The exceptions of a group."""
 _args_of, _set_args = _ERROR["args"].__get__, _ERROR["args"].__set__
 mro_of, namespace_of, _flags = _TYPE["__mro__"].__get__, _TYPE["__dict__"].__get__, _TYPE["__flags__"].__get__
 _name, _qualname, module_of = (_TYPE[each].__get__ for each in ("__name__", "__qualname__", "__module__"))
@@ -175,11 +179,8 @@ def take_apart(error: BaseException) -> tuple[type, tuple[Any, ...], dict[str, A
 def made_of(error: BaseException) -> tuple[Any, ...]:
     """The arguments of ``__new__``: a group has to have them, and keeps its exceptions in no other field."""
     if issubclass(type(error), BaseExceptionGroup):
-        return _GROUP["message"].__get__(error), list(_GROUP["exceptions"].__get__(error))
+        return _GROUP["message"].__get__(error), list(exceptions_of(error))
     return ()
-
-
-_GROUP: Any = vars(BaseExceptionGroup)
 
 
 def make(cls: Any, parts: tuple[Any, ...] = ()) -> BaseException:

@@ -155,3 +155,56 @@ def test_pytest_shows_the_lines_of_the_test(pytester: pytest.Pytester) -> None:
     text = result.stdout.str()
     assert "await shop.fail()" in text and "await zc.spawn(Shop)" in text and "zc.put(1) + 1" in text
     assert "zcactor/" not in text.replace("zcactor/testing", "")
+
+
+class Silent(type):
+    """A class of classes that do not tell their names."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise AssertionError("the report has asked the class")
+
+
+class Nameless(metaclass=Silent):
+    """A class that does not tell its name."""
+
+
+class Classless:
+    """An object that does not tell its class."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise AssertionError("the report has asked the object")
+
+
+class Unlike(str):
+    """A name that cannot be compared."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("the report has asked the name")
+
+
+class Closed(ExceptionGroup[Exception]):
+    """A group that does not tell its errors."""
+
+    @property
+    def exceptions(self) -> Any:
+        """Nothing."""
+        raise AssertionError("the report has asked the group")
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (AttributeError("none", name="spawn", obj=Classless()), ""),
+        (AttributeError("none", name="spawn", obj=Nameless), "Nameless is no actor class"),
+        (AttributeError("none", name=Unlike("spawn"), obj=int), ""),
+        (Closed("closed", [ValueError("inner")]), ""),
+    ],
+    ids=["object", "class", "name", "group"],
+)
+def test_no_code_of_the_programs_classes_replaces_its_error(error: Exception, note: str) -> None:
+    assert ended_by(raising(error)) is error
+    assert note in "".join(getattr(error, "__notes__", []))

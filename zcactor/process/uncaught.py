@@ -11,7 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.exception_pickling import class_name, fields_of, hides, mro_of, namespace_of, shown, text_of, traceback_of
+from zcactor.exception_pickling import (
+    class_name,
+    exceptions_of,
+    fields_of,
+    hides,
+    mro_of,
+    namespace_of,
+    shown_class,
+    text_of,
+    traceback_of,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +56,7 @@ def present(error: BaseException) -> None:
     if note:
         error.add_note(note)
     if issubclass(type(error), BaseExceptionGroup):
-        for each in error.exceptions:  # type: ignore[attr-defined]
+        for each in exceptions_of(error):
             present(each)
 
 
@@ -94,7 +104,7 @@ def _note(error: BaseException) -> str:
     if type(error) is TypeError and _NOT_AWAITED.match(text):
         for name, value in frame.f_locals.items():
             if _is_actor_class(type(value)):
-                cls = shown(type(value).__name__)
+                cls = shown_class(type(value))
                 return (
                     f"{name!r} is an object of this process, made by {cls}(...): 'await {cls}.spawn(...)' makes an "
                     "actor, whose methods can be awaited"
@@ -102,10 +112,12 @@ def _note(error: BaseException) -> str:
     if type(error) is TypeError and (found := _MISSING.match(text)):
         for each in _classes(frame):
             if class_name(each) == found[1] and _is_actor_class(each):
-                name = shown(each.__name__)
+                name = shown_class(each)
                 return f"{name} is the class: 'handle = await {name}.spawn(...)' makes an actor, which has the method"
-    if type(error) is AttributeError and error.name == "spawn" and isinstance(error.obj, type):
-        name = shown(error.obj.__name__)
+    if type(error) is AttributeError and type(error.name) is str and error.name == "spawn":
+        if not issubclass(type(error.obj), type):
+            return ""
+        name = shown_class(error.obj)  # type: ignore[arg-type]
         return f"{name} is no actor class: write @zc.actor above it, or 'await zc.spawn({name}, ...)'"
     note_read_only(error)
     return ""
