@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from zcactor.config import FILE_NAME, MAXIMUM, MINIMUM, Config, Rdma, load_config, ports_of, rdma_of, security_of
+from zcactor.options import LONGEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -343,6 +345,31 @@ def test_transports_are_known_and_named_once(transports: str) -> None:
     with pytest.raises(ValueError, match="transports must be some of local, verbs, tcp"):
         Config(transports=transports)
     assert Config(transports="tcp,verbs").transports == "tcp,verbs"
+
+
+@pytest.mark.parametrize("address", ["", " ", "host:1,", ",host:1"])
+def test_an_address_is_not_empty(address: str) -> None:
+    with pytest.raises(ValueError, match="address must be 'host:port'"):
+        Config(address=address)
+    with pytest.raises(ValueError, match="argument: address must be 'host:port'"):
+        load_config({"address": address})
+
+
+@pytest.mark.parametrize("namespace", ["", "x" * 1_001])
+def test_a_namespace_has_the_length_of_a_name(namespace: str) -> None:
+    with pytest.raises(ValueError, match="namespace must have 1 to 1,000 characters"):
+        Config(namespace=namespace)
+    assert len(Config(namespace="x" * LONGEST_NAME).namespace) == LONGEST_NAME
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    given: dict[str, Any] = {"num_cpus": np.int64(3), "store_capacity": np.int64(1 << 30), "warn_after": np.float32(3)}
+    config = Config(**given)
+    assert (config.num_cpus, config.store_capacity, config.warn_after) == (3, 1 << 30, 3.0)
+    assert [type(getattr(config, name)) for name in given] == [int, int, float]
+    wrong: Any = np.float64(3)
+    with pytest.raises(TypeError, match="num_cpus = .* must be "):
+        Config(num_cpus=wrong)
 
 
 @pytest.mark.parametrize("host", ["", "localhost", "10.0.0", "::g"])

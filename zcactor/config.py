@@ -13,6 +13,7 @@ import stat
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from inspect import Signature, signature
+from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict
@@ -243,6 +244,16 @@ def _check_host(text: str) -> None:
         raise ValueError(f"host must be an IP address of this host, not {text!r}")
 
 
+def _check_address(text: str) -> None:
+    if not all(each.strip() for each in text.split(",")):
+        raise ValueError(f"address must be 'host:port', or several with commas between them, not {text!r}")
+
+
+def _check_namespace(text: str) -> None:
+    if not 0 < len(text) <= _LONGEST_NAMESPACE:
+        raise ValueError(f"namespace must have 1 to {_LONGEST_NAMESPACE:,} characters, not {len(text):,}")
+
+
 def _check_gpu(text: str) -> None:
     if text not in _GPU and not text.startswith("fake:"):
         raise ValueError(f"gpu must be one of {', '.join(_GPU)}, or 'fake:' and options, not {text!r}")
@@ -260,6 +271,8 @@ def ports_of(text: str) -> range:
     raise ValueError(f"ports must be two ports from 1 to 65535, the lower first, as in '7434-7533', not {text!r}")
 
 
+_LONGEST_NAMESPACE: Final = 1_000
+"""As of all names; see `zcactor.options.LONGEST_NAME`."""
 _GPU: Final = ("auto", "cuda", "fake", "off")
 
 
@@ -364,7 +377,7 @@ def _number(text: str, name: str, value: str, least: int, most: int) -> int:
 
 _FORMS: Final[Mapping[str, Callable[[str], object]]] = {
     "transports": _check_transports, "host": _check_host, "ports": ports_of, "gpu": _check_gpu,
-    "security": security_of, "verbs": rdma_of,
+    "security": security_of, "verbs": rdma_of, "address": _check_address, "namespace": _check_namespace,
 }  # fmt: skip
 """The functions that raise ValueError for a text of another form than its setting has."""
 
@@ -643,6 +656,13 @@ def _kinds() -> dict[str, Any]:
     return typing.get_type_hints(Config)
 
 
+def _number_of(value: Any) -> Any:
+    """A number of NumPy's as one of Python's own; other values stay."""
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
 def _given(source: str, name: str, value: object, *, lax: bool = False) -> object:
     """Return the value that a source gives for a field, as one of the field's type; see `_checked`."""
     found = _checked(name, value, f"{source}: {name} = {value!r}", lax=lax)
@@ -679,6 +699,8 @@ def _checked(name: str, value: object, where: str, *, lax: bool = False) -> obje
             value = size(value)
         except ValueError:
             raise ValueError(f"{where} must be a number of bytes, or a size such as '256MiB'. {keys}") from None
+    if not isinstance(value, bool):
+        value = _number_of(value)
     try:
         converted: object = msgspec.convert(value, kind, strict=not lax)
         if isinstance(converted, str):
