@@ -306,3 +306,9 @@ def test_an_actor_gets_the_values_that_were_checked() -> None:
 def test_each_option_of_an_actor_is_in_its_spec() -> None:
     names = {field.name for field in msgspec.structs.fields(ActorSpec)}
     assert names == {*accepted("declaration"), "log_level"}
+
+
+def test_the_name_of_a_values_class_is_escaped() -> None:
+    odd = type("A\nB\x1b[31m", (), {"__repr__": lambda _: "odd"})
+    with pytest.raises(TypeError, match=r"got odd \(A\\nB\\x1b\[31m\)"):
+        check_options("spawn", "here", {"name": odd()})

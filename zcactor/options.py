@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypedDict
 import msgspec
 
 from zcactor.errors import ProtocolError
-from zcactor.exception_pickling import hides
+from zcactor.exception_pickling import hides, shown_class
 
 __tracebackhide__ = hides
 __all__ = [
@@ -325,7 +325,7 @@ def _checked(what: str, name: str, check: _Check, value: Any) -> Any:
     expected, good = check
     own = _exact(value)
     if not good(own):
-        raise TypeError(f"{what} must be {expected}, got {_shown(own)} ({type(value).__name__})")
+        raise TypeError(f"{what} must be {expected}, got {_shown(own)} ({shown_class(type(value))})")
     if name != "timeout":  # a deadline that never comes is not sent
         check_can_be_sent(what, own)
     if name == "env":

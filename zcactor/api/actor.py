@@ -16,7 +16,7 @@ from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.api.unawaited import Unawaited, missing
 from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError, remote_of
-from zcactor.exception_pickling import hides, shown
+from zcactor.exception_pickling import hides, shown_class
 from zcactor.ids import for_spawn
 from zcactor.interface import MARK, Interface, constructor_of
 from zcactor.logs import logger
@@ -108,7 +108,7 @@ def method(function: Any = None, /, **options: Any) -> Any:
 
     def mark(target: Any) -> Any:
         if not callable(target) and not isinstance(target, staticmethod | classmethod):
-            raise TypeError(f"@zc.method decorates a function, not {type(target).__name__}")
+            raise TypeError(f"@zc.method decorates a function, not {shown_class(type(target))}")
         plain = target.__func__ if isinstance(target, staticmethod | classmethod) else target
         if options.get("inline") and (
             inspect.iscoroutinefunction(plain)
@@ -138,11 +138,11 @@ class ActorOptions(Generic[P, T_co]):
     def options(self, **options: Unpack[SpawnOptions]) -> ActorOptions[P, T_co]:
         """Return a new object with these options added, or in place of the same ones. Arguments and exceptions as for
         `Actor.options`."""
-        checked = check_options("spawn", f"{shown(self._cls.__name__)}.options", options)
+        checked = check_options("spawn", f"{shown_class(self._cls)}.options", options)
         return ActorOptions(self._cls, {**self._options, **checked})
 
     def __repr__(self) -> str:
-        return f"<{shown(self._cls.__name__)} with options {self._options}>"
+        return f"<{shown_class(self._cls)} with options {self._options}>"
 
 
 class ActorClass(ActorOptions[P, T_co]):
@@ -193,7 +193,7 @@ class Spawning(Unawaited, Coroutine[Any, Any, Any]):
 def _spawning(
     cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Coroutine[Any, Any, Any]:
-    return Spawning(_spawn(cls, options, args, kwargs), f"{shown(cls.__name__)}.spawn")
+    return Spawning(_spawn(cls, options, args, kwargs), f"{shown_class(cls)}.spawn")
 
 
 def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
@@ -203,7 +203,7 @@ def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, 
 
 def _options_class(cls: Any, /, **options: Any) -> Any:
     """Give the actors of this class options; see `zcactor.Actor.options`."""
-    return ActorOptions(cls, check_options("spawn", f"{shown(cls.__name__)}.options", options))
+    return ActorOptions(cls, check_options("spawn", f"{shown_class(cls)}.options", options))
 
 
 _ADDED = {"spawn": _spawn_class, "options": _options_class}  # the class methods that `@zc.actor` adds to a class
@@ -235,7 +235,8 @@ class Actor:
             ValueError: a text with a lone surrogate, an integer of 2^63 or more, or a variable in ``env`` that no
                 process can have.
         """
-        return ActorOptions(cls, check_options("spawn", f"{shown(cls.__name__)}.options", options))
+        name = shown_class(cls)  # type: ignore[arg-type]
+        return ActorOptions(cls, check_options("spawn", f"{name}.options", options))
 
 
 class ActorDecorator(Protocol):
@@ -279,11 +280,11 @@ def actor(cls: Any = None, /, **options: Any) -> Any:
 
     def declare(target: Any) -> Any:
         if not isinstance(target, type):
-            raise TypeError(f"@zc.actor decorates a class, not {type(target).__name__}")
+            raise TypeError(f"@zc.actor decorates a class, not {shown_class(type(target))}")
         for name, function in _ADDED.items():
             own = vars(target).get(name)
             if own is not None and getattr(own, "__func__", None) is not function:
-                raise TypeError(f"{shown(target.__name__)} defines {name!r}, which @zc.actor adds; rename the method")
+                raise TypeError(f"{shown_class(target)} defines {name!r}, which @zc.actor adds; rename the method")
         for name, function in _ADDED.items():
             setattr(target, name, classmethod(function))
         setattr(target, DECLARED, {**declared_options(target), **options})
@@ -331,9 +332,9 @@ def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[A
 async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     process = current()
     if not isinstance(cls, type):
-        raise TypeError(f"zc.spawn takes a class, not {type(cls).__name__}")
+        raise TypeError(f"zc.spawn takes a class, not {shown_class(type(cls))}")
     merged: dict[str, Any] = {**declared_options(cls), **options}
-    name = shown(cls.__name__)
+    name = shown_class(cls)
     check_together(f"{name}.options", merged)
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
@@ -447,7 +448,7 @@ async def _report(process: LocalProcess, handle: ActorHandle, failure: str) -> N
 
 def _checked(handle: object, what: str) -> ActorHandle:
     if not isinstance(handle, ActorHandle):
-        raise TypeError(f"zc.{what} takes a handle, not {type(handle).__name__}")
+        raise TypeError(f"zc.{what} takes a handle, not {shown_class(type(handle))}")
     return handle
 
 

@@ -9,7 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, overload
 
 from zcactor.api.gpus import empty_on
-from zcactor.exception_pickling import hides, module_name
+from zcactor.exception_pickling import hides, module_name, shown_class
 from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import base_of, byte_bounds, check_unmasked, innermost, is_shareable, plain_of, root_of
 from zcactor.marshal.foreign import known_over
@@ -221,8 +221,8 @@ def freeze(x: T) -> T:
     if module_name(type(x)).partition(".")[0] not in _OTHERS or is_on_gpu(x):
         what = "a GPU" if is_on_gpu(x) else "no array"
         raise TypeError(
-            f"zc.freeze takes an array in host memory, and {type(x).__name__} is {what}; freeze the arrays in it one "
-            "by one, or pass it as it is"
+            f"zc.freeze takes an array in host memory, and {shown_class(type(x))} is {what}; freeze the arrays in it "
+            "one by one, or pass it as it is"
         )
     return process.marshaller.unpack(*process.marshaller.pack(x))  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from zcactor.api.unawaited import Unawaited
 from zcactor.errors import ActorDied, ProtocolError
-from zcactor.exception_pickling import bare, hides
+from zcactor.exception_pickling import bare, hides, shown_class
 from zcactor.lazy_numpy import np
 from zcactor.marshal.packed import shared
 from zcactor.native import hot
@@ -467,7 +467,7 @@ def put(value: T) -> ObjectRef[T]:
     process = current()
     payload, parts, flags = process.marshaller.pack(value)
     call = Call(process.process, process.loop, process.thread)
-    call.label = f"put({type(value).__name__})"
+    call.label = f"put({shown_class(type(value))})"
     call.retrieved = True
     call.complete(Status.OK, payload, parts, flags)
     return ObjectRef(call)

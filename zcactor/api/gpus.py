@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from zcactor.errors import DeviceUnavailable
+from zcactor.exception_pickling import shown_class
 from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import check_unmasked, is_shareable
 from zcactor.marshal.foreign import array_over_foreign
@@ -161,7 +162,7 @@ def to_host(x: Any) -> npt.NDArray[Any]:
     process = current()
     array = x if isinstance(x, DeviceArray) else array_over_foreign(process.store, x)
     if array is None:
-        raise TypeError(f"zc.gpu.to_host takes an array on a GPU, not {type(x).__name__}")
+        raise TypeError(f"zc.gpu.to_host takes an array on a GPU, not {shown_class(type(x))}")
     target = process.store.empty(array.shape, array.dtype)
     array.copy_to_host(target)
     process.copies.count("zc.gpu.to_host", array.nbytes)

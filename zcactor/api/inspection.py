@@ -11,7 +11,7 @@ from zcactor.api.device_paths import DevicePath, device_path
 from zcactor.api.handle import ActorHandle
 from zcactor.config import TRANSPORTS
 from zcactor.errors import DeadlineExceeded
-from zcactor.exception_pickling import hides
+from zcactor.exception_pickling import hides, shown_class
 from zcactor.observe.html import Listing
 from zcactor.observe.stats import Stats, StatsService
 from zcactor.process.cluster import HeadService
@@ -172,7 +172,7 @@ def stats(handle: object = None) -> Stats | Awaitable[Stats]:
 
 def _checked(handle: object, what: str) -> ActorHandle:
     if not isinstance(handle, ActorHandle):
-        raise TypeError(f"zc.{what} takes a handle, not {type(handle).__name__}")
+        raise TypeError(f"zc.{what} takes a handle, not {shown_class(type(handle))}")
     return handle
 
 

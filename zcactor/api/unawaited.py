@@ -7,7 +7,7 @@ import sys
 from abc import ABCMeta, abstractmethod
 from typing import Any, NoReturn
 
-from zcactor.exception_pickling import hides
+from zcactor.exception_pickling import hides, shown_class
 
 __tracebackhide__ = hides
 __all__ = ["Unawaited", "missing", "refuse"]
@@ -48,7 +48,7 @@ def refuse(self: Unawaited, *_: object, **__: object) -> NoReturn:
 def missing(self: Unawaited, name: str) -> NoReturn:
     """The ``__getattr__`` of objects that stand for a later value."""
     if name.startswith("_"):  # libraries probe for these, also on an object that is only half made
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
+        raise AttributeError(f"{shown_class(type(self))!r} object has no attribute {name!r}", name=name)
     raise AttributeError(f"no attribute {name!r}: {self._advice()}", name=name)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.api.future import ObjectRef, needed, value_of
-from zcactor.exception_pickling import hides
+from zcactor.exception_pickling import hides, shown_class
 from zcactor.options import checked_seconds
 from zcactor.process.context import current
 from zcactor.rpc.messages import Status
@@ -100,7 +100,7 @@ def _checked(refs: Iterable[Any]) -> list[Call]:
     calls = []
     for ref in refs:
         if not isinstance(ref, ObjectRef):
-            raise TypeError(f"expected ObjectRef, got {type(ref).__name__}: {ref!r}")
+            raise TypeError(f"expected ObjectRef, got {shown_class(type(ref))}: {ref!r}")
         calls.append(needed(ref))
     return calls
 

@@ -15,6 +15,7 @@ from zcactor.device.interchange import cuda_interface, dlpack, to_cupy, to_torch
 from zcactor.device.kinds import KDL_CUDA
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.streams import current_stream
+from zcactor.exception_pickling import shown_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -299,8 +300,8 @@ class DeviceArray:
         wrong = [each for each in keys if not _is_index(each)]
         if wrong:
             raise TypeError(
-                f"arrays on a GPU take ints, slices, None and ... as indexes, not {type(wrong[0]).__name__}; for more "
-                "use zc.gpu.to_host(x)"
+                f"arrays on a GPU take ints, slices, None and ... as indexes, not {shown_class(type(wrong[0]))}; for "
+                "more use zc.gpu.to_host(x)"
             )
         return self._viewed(self._view[keys if any(each is Ellipsis for each in keys) else (*keys, ...)])
 
@@ -401,7 +402,7 @@ class DeviceArray:
         """
         self._writable()
         if not isinstance(source, DeviceArray | np.ndarray):
-            raise TypeError(f"copy_from takes an array on a GPU or a NumPy array, not {type(source).__name__}")
+            raise TypeError(f"copy_from takes an array on a GPU or a NumPy array, not {shown_class(type(source))}")
         if source.shape != self.shape or source.dtype != self.dtype:
             raise ValueError(
                 f"an array of shape {source.shape} and dtype {source.dtype} does not fit one of {self.shape} and "

@@ -18,7 +18,7 @@ from zcactor.assembly.fork_guard import watch_forks
 from zcactor.config import TRANSPORTS, Config, FurtherSettings, load_config, unknown_setting
 from zcactor.driver.runtimes import EmbeddedRuntime, Runtime, end_agent, print_log
 from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized
-from zcactor.exception_pickling import hides
+from zcactor.exception_pickling import hides, shown_class
 from zcactor.folders import working_directory
 from zcactor.machine import check_calls, usable_cpus
 from zcactor.marshal.importable import search_here
@@ -182,7 +182,7 @@ def init(
     if config is not None:
         named = {**asdict(config), **{key: value for key, value in named.items() if value is not None}}
     if token is not None and not isinstance(token, str):
-        raise TypeError(f"zc.init: token must be a str, not {type(token).__name__}")
+        raise TypeError(f"zc.init: token must be a str, not {shown_class(type(token))}")
     counted = num_cpus is not None or num_gpus is not None
     own_host = settings.get("host") is not None
     return Init(named, {"resources": dict(resources), "counted": counted, "token": token, "own_host": own_host})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from zcactor.api.binding import GraphNode, building
+from zcactor.exception_pickling import shown_class
 from zcactor.graphs.compiled import CompiledGraph
 from zcactor.graphs.layout import lay_out
 from zcactor.graphs.runs import Runs
@@ -40,7 +41,7 @@ class _Limits:
         """
         dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
         if dtype is None or shape is None:
-            raise TypeError(f"input {index} of the graph takes arrays; the value is of type {type(value).__name__}")
+            raise TypeError(f"input {index} of the graph takes arrays; the value is of type {shown_class(type(value))}")
         if self._dtype is not None and dtype != self._dtype:
             raise TypeError(f"input {index} of the graph takes arrays of {self._dtype}; the value has dtype {dtype}")
         if self._shape is not None and tuple(shape) != self._shape:
@@ -100,7 +101,9 @@ class Graph:
         """
         for node in nodes:
             if type(node) is not GraphNode:
-                raise TypeError(f"Graph.output takes nodes, not {type(node).__name__}: handle.method.bind() makes one")
+                raise TypeError(
+                    f"Graph.output takes nodes, not {shown_class(type(node))}: handle.method.bind() makes one"
+                )
             if node._graph is not self:
                 raise ValueError(f"Graph.output: {node!r} belongs to another graph")
             if any(node is each for each in self._outputs):

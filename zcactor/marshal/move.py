@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from weakref import ref
 
+from zcactor.exception_pickling import shown_class
 from zcactor.lazy_numpy import np
 from zcactor.marshal.arrays import innermost, is_shareable, plain_of
 from zcactor.marshal.on_gpu import is_on_gpu
@@ -92,7 +93,7 @@ def move(x: T) -> T:
         return Move(x)  # type: ignore[return-value]
     if type(x) is not np.ndarray:
         hint = "pass x.view(np.ndarray)" if isinstance(x, np.ndarray) else "pass other values as they are"
-        raise TypeError(f"zc.move takes a numpy array, not {type(x).__name__}; {hint}")
+        raise TypeError(f"zc.move takes a numpy array, not {shown_class(type(x))}; {hint}")
     array: Array = np.asarray(x)
     if is_moved(array):
         raise ValueError("zc.move: this array was moved before; only its receiver may use it")

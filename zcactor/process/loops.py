@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor import signals
-from zcactor.exception_pickling import hides, shown
+from zcactor.exception_pickling import hides, shown, shown_class
 from zcactor.logs import logger
 from zcactor.machine import CallMissing, check_calls
 from zcactor.process import context
@@ -171,12 +171,12 @@ def _check_main(main: Any) -> None:
     if main is None:
         advice = "got None, what a plain function has returned: define it by 'async def main():'"
     elif issubclass(type(main), AsyncIterator):
-        advice = f"got an {type(main).__name__}, because there is a yield in its function: return instead"
+        advice = f"got an {shown_class(type(main))}, because there is a yield in its function: return instead"
     elif callable(main):
         name = shown(getattr(main, "__name__", "main"))
         advice = f"got the function itself: call it, zc.run({name}())"
     else:
-        advice = f"got an object of type {type(main).__name__}"
+        advice = f"got an object of type {shown_class(type(main))}"
     raise TypeError(f"zc.run takes the coroutine that an async function makes, zc.run(main()), and {advice}")
 
 

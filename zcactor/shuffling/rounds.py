@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVarTuple
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, ObjectLost, RemoteError, remote_of
+from zcactor.exception_pickling import shown_class
 from zcactor.interface import MethodKind
 from zcactor.process.cluster import HeadService
 from zcactor.process.context import current
@@ -221,11 +222,11 @@ def _handles(name: str, handles: Any) -> list[Any]:
     if isinstance(handles, ActorHandle):
         raise TypeError(f"zc.shuffle: {name} must be a sequence of handles, not a single one")
     if not isinstance(handles, Sequence):
-        raise TypeError(f"zc.shuffle: {name} must be a sequence of handles, not {type(handles).__name__}")
+        raise TypeError(f"zc.shuffle: {name} must be a sequence of handles, not {shown_class(type(handles))}")
     listed: list[Any] = list(handles)
     for handle in listed:
         if not isinstance(handle, ActorHandle):
-            raise TypeError(f"zc.shuffle: {name} must be handles of actors, not {type(handle).__name__}")
+            raise TypeError(f"zc.shuffle: {name} must be handles of actors, not {shown_class(type(handle))}")
     if not listed:
         raise ValueError(f"zc.shuffle: {name} is empty: give at least one actor")
     if len(set(listed)) < len(listed):
@@ -243,7 +244,7 @@ def _rounds(mappers: int, items: Any, in_flight: Any) -> list[list[tuple[int, tu
             raise ValueError("zc.shuffle: in_flight is a number of items, and there are no items: give some")
         return [[(index, ()) for index in range(mappers)]]
     if not isinstance(items, Sequence):
-        raise TypeError(f"zc.shuffle: items must be a sequence, not {type(items).__name__}")
+        raise TypeError(f"zc.shuffle: items must be a sequence, not {shown_class(type(items))}")
     calls = [(index % mappers, (item,)) for index, item in enumerate(items)]
     if not calls:
         raise ValueError("zc.shuffle: items is empty: there is nothing to merge")
@@ -253,7 +254,7 @@ def _rounds(mappers: int, items: Any, in_flight: Any) -> list[list[tuple[int, tu
 
 def _check_method(handles: Sequence[Any], method: Any, args: tuple[Any, ...]) -> None:
     if not isinstance(method, str):
-        raise TypeError(f"zc.shuffle: a method is given by its name, not as {type(method).__name__}")
+        raise TypeError(f"zc.shuffle: a method is given by its name, not as {shown_class(type(method))}")
     for interface in dict.fromkeys(handle._remote.interface for handle in handles):
         spec = interface.find(method)
         if spec.kind in (MethodKind.GENERATOR, MethodKind.ASYNC_GENERATOR):

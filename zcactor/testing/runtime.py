@@ -19,6 +19,7 @@ from zcactor.control.node_table import facts_of
 from zcactor.driver import driver as drivers
 from zcactor.driver.runtimes import Runtime
 from zcactor.errors import NoSuchActor
+from zcactor.exception_pickling import shown_class
 from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import AGENT_ARENA, search_path
 from zcactor.node.worker_main import serve
@@ -191,7 +192,7 @@ class LoopbackRuntime(Runtime):
             NoSuchActor: its process has ended.
         """
         if not isinstance(handle, ActorHandle):
-            raise TypeError(f"zc_runtime.crash takes an actor's handle, not {type(handle).__name__}")
+            raise TypeError(f"zc_runtime.crash takes an actor's handle, not {shown_class(type(handle))}")
         record = self._workers.by_process.get(ids.ProcessId(handle._remote.location[0]))
         if record is None:
             raise NoSuchActor(f"zc_runtime.crash: the process of {handle._remote.label} has ended")
