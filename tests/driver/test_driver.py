@@ -297,8 +297,8 @@ async def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ({"address": "127.0.0.1:1", "token": "secret"}, zc.AuthenticationError, "64 hexadecimal digits"),
         ({"address": "127.0.0.1:1"}, zc.AuthenticationError, "the cluster's token is needed"),
         ({"address": "127.0.0.1:1", "num_cpus": 1}, ValueError, "give them to zcactor start"),
-        ({"namespace": "n" * 1001}, ValueError, "namespace must have 1 to 1,000 characters, and it has 1,001"),
-        ({"namespace": ""}, ValueError, "namespace must have 1 to 1,000 characters, and it has 0"),
+        ({"namespace": "n" * 1001}, ValueError, "namespace must have 1 to 1,000 characters, not 1,001"),
+        ({"namespace": ""}, ValueError, "namespace must have 1 to 1,000 characters, not 0"),
     ]
     for arguments, kind, match in bad:
         with pytest.raises(kind, match=match):
@@ -539,3 +539,9 @@ def test_a_name_that_is_no_setting_is_refused_at_the_call() -> None:
     wrong: Any = {"warn_afer": 1}
     with pytest.raises(TypeError, match="zc.init: there is no setting 'warn_afer'; did you mean 'warn_after'"):
         zc.init(**wrong)
+
+
+def test_the_config_is_one() -> None:
+    wrong: Any = {"num_cpus": 1}
+    with pytest.raises(TypeError, match=r"zc.init: config must be a zc.Config, not dict"):
+        zc.init(config=wrong)

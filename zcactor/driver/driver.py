@@ -25,7 +25,7 @@ from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
-from zcactor.options import LONGEST_NAME, check_can_be_sent
+from zcactor.options import check_can_be_sent
 from zcactor.process import context
 from zcactor.process.loops import chosen_loop
 from zcactor.standard import open_standard
@@ -180,6 +180,8 @@ def init(
         if name not in FurtherSettings.__annotations__:
             raise TypeError(unknown_setting("zc.init", name))
     if config is not None:
+        if not isinstance(config, Config):
+            raise TypeError(f"zc.init: config must be a zc.Config, not {shown_class(type(config))}")
         named = {**asdict(config), **{key: value for key, value in named.items() if value is not None}}
     if token is not None and not isinstance(token, str):
         raise TypeError(f"zc.init: token must be a str, not {shown_class(type(token))}")
@@ -223,10 +225,6 @@ async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Runt
     open_standard()
     check_calls()
     config, sources = load_config(arguments)
-    if not 1 <= len(config.namespace) <= LONGEST_NAME:
-        raise ValueError(
-            f"zc.init: namespace must have 1 to {LONGEST_NAME:,} characters, and it has {len(config.namespace):,}"
-        )
     _starting = True
     try:
         if config.address is None:
