@@ -78,6 +78,10 @@ async def test_wait(actors: Any) -> None:
     for wrong in (0, -1, 5):
         with pytest.raises(ValueError, match=f"num_returns is {wrong}"):
             await zc.wait(refs, num_returns=wrong)
+    other: Any
+    for other in (object(), True, 1.0, None):
+        with pytest.raises(TypeError, match="zc.wait: num_returns must be an int, not "):
+            await zc.wait(refs, num_returns=other)
     with pytest.raises(ValueError, match="more than once"):
         await zc.wait([quick, quick])
     with pytest.raises(ValueError, match="num_returns"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.api.future import ObjectRef, needed, value_of
@@ -74,13 +75,16 @@ async def wait(
         count as done. When the timeout passes, `done` has fewer references; no exception is raised.
 
     Raises:
-        TypeError: an element of `refs` is not a reference, or `timeout` is no number.
+        TypeError: an element of `refs` is not a reference, `num_returns` no int, or `timeout` no number.
         ValueError: `refs` has a duplicate, `num_returns` is out of range, or `timeout` is negative or NaN.
 
     Cancelling abandons the wait only: the calls go on.
     """
     refs = list(refs)
     calls, seconds = _checked(refs), checked_seconds(timeout, "zc.wait")
+    count: Any = num_returns  # mypy takes it for an int
+    if isinstance(count, bool) or not isinstance(count, Integral):
+        raise TypeError(f"zc.wait: num_returns must be an int, not {shown_class(type(count))}")
     if len({id(call) for call in calls}) != len(calls):
         raise ValueError("zc.wait: the same reference occurs more than once")
     if not 1 <= num_returns <= len(refs):
