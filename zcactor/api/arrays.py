@@ -219,7 +219,7 @@ def freeze(x: T) -> T:
     if isinstance(x, np.ndarray):
         return _frozen(process, x, alone=names <= _one_name())  # type: ignore[return-value]
     if module_name(type(x)).partition(".")[0] not in _OTHERS or is_on_gpu(x):
-        what = "a GPU" if is_on_gpu(x) else "no array"
+        what = "one on a GPU" if is_on_gpu(x) else "no array"
         raise TypeError(
             f"zc.freeze takes an array in host memory, and {shown_class(type(x))} is {what}; freeze the arrays in it "
             "one by one, or pass it as it is"
