@@ -1,4 +1,4 @@
-"""A signal's handler may raise between any two steps of a send: what arrives is what was sent, and later calls work."""
+"""The sends that a signal's handler interrupts: the bytes that were passed arrive, and later calls work."""
 
 from __future__ import annotations
 
