@@ -559,7 +559,7 @@ def unknown_setting(source: str, name: str, valid: tuple[str, ...] | None = None
 
     valid = valid or _names()
     close = difflib.get_close_matches(name, valid, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"{source}: there is no setting {name!r}{hint} Valid keys: {', '.join(sorted(valid))}"
 
 

@@ -397,7 +397,7 @@ async def test_misuse_is_refused(trainers: Any) -> None:
     for said in await all_of(actors, "misuse", group):
         for text, part in zip(
             said,
-            ["'mean' or 'sum'", "'many' is no size", "at least 1 byte", "not 2.5", "a str is no hook", "inside of",
+            ["'mean' or 'sum'", "'many' is no size", "at least 1 byte", "not 2.5", "type str is no hook", "inside of",
              "behind the reducer's block", "one block", "behind", "was added before", "a name is a string", "mean",
              "Reducer.add", "inside of"],
             strict=True,

@@ -10,6 +10,7 @@ import numpy as np
 
 from zcactor.collectives import kinds
 from zcactor.collectives.steps import StepEnded
+from zcactor.exception_pickling import shown_class
 from zcactor.hooks import Gather, Sum
 from zcactor.logs import logger
 from zcactor.process.context import current
@@ -138,7 +139,9 @@ class Reducer:
         if op not in ("mean", "sum"):
             raise ValueError(f"Group.reducer: op is {op!r}, and must be 'mean' or 'sum'")
         if hook is not None and not callable(getattr(hook, "reduce", None)):
-            raise TypeError(f"Group.reducer: a {type(hook).__name__} is no hook: it has no method reduce()")
+            raise TypeError(
+                f"Group.reducer: an object of type {shown_class(type(hook))} is no hook: it has no method reduce()"
+            )
         self._limit = _bucket_nbytes(bucket)
         self._calls = calls
         self._op = op

@@ -59,7 +59,9 @@ class CompiledGraph:
         if runs.closing:
             raise RuntimeError("the graph is closed: compile another one")
         if len(inputs) != len(layout.inputs):
-            raise TypeError(f"the graph has {len(layout.inputs)} inputs, and {len(inputs)} values were given")
+            raise TypeError(
+                f"the number of inputs of the graph is {len(layout.inputs)}, and {len(inputs)} values were given"
+            )
         for index, (node, value) in enumerate(zip(layout.inputs, inputs, strict=True)):
             if node._limits is not None and type(value) is not ObjectRef:
                 node._limits.check(index, value)
