@@ -15,13 +15,14 @@ import pytest_asyncio
 import zcactor as zc
 from tests.steps import act_at_step
 from zcactor.api import remote_actor
+from zcactor.graphs import runs, share, values
 from zcactor.objects import pushes
 from zcactor.peers.connections import Connections
 from zcactor.rpc import outgoing, session
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SENDING = tuple(inspect.getfile(module) for module in (remote_actor, outgoing, session, pushes))
+SENDING = tuple(inspect.getfile(module) for module in (remote_actor, outgoing, session, pushes, runs, share, values))
 
 
 class Interrupted(Exception):
@@ -108,6 +109,27 @@ async def test_a_result_that_is_passed_on_is_the_one_of_its_call(runtime: zc.Run
             assert (await keeper.take(maker.take(np.full(11, 2.0))))[0] == 2.0
 
     steps = await interrupted_at_each_step(lambda: keeper.take(maker.take(np.ones(10))), check)
+    assert steps > 10
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_run_of_a_graph_has_its_own_inputs(runtime: zc.Runtime, count: int) -> None:
+    left: Any = await zc.spawn(Keeper)
+    right: Any = await zc.spawn(Keeper)
+    async with zc.graph() as graph:
+        inputs = [graph.input() for _ in range(count)]
+        graph.output(right.take.bind(left.take.bind(inputs[0]), *inputs[1:]))
+    run: Any = await graph.compile()
+
+    async def check() -> None:
+        async with asyncio.timeout(20):
+            assert (await run(*[np.full(11, 2.0)] * count))[0] == 2.0
+            with pytest.raises(TypeError):  # which sends nothing, and is no matter of later runs
+                run(*[asyncio.get_running_loop()] * count)
+            assert (await run(*[np.full(11, 2.0)] * count))[0] == 2.0
+
+    await check()
+    steps = await interrupted_at_each_step(lambda: run(*[np.ones(11)] * count), check)
     assert steps > 10
 
 

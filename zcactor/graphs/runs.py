@@ -320,6 +320,8 @@ class Runs:
 
         Raises:
             Exception: the error of packing an input; nothing was sent.
+            BaseException: the exception of a signal's handler. If an input was sent, the runs under way end, because
+                the next run would have the same number.
         """
         share = self.share
         assert share is not None
@@ -332,15 +334,21 @@ class Runs:
         for index, value in enumerate(inputs):
             if type(value) not in SCALARS and type(value) is not Packed and len(inputs) > 1:
                 inputs[index] = Packed(*self.process.marshaller.pack(value))  # all can be sent, or none is
-        number = self._number + 1
-        for index, value in enumerate(inputs):
-            share.send(index, number, value)
-            self._note_size(index, value)
+        number, values = self._number + 1, dict(enumerate(inputs))
         if self.layout.start in share.targets:
-            share.send(self.layout.start, number, None)
-        self._number = run.number = number
-        run.inputs = []
-        self._active[number] = run
+            values[self.layout.start] = None
+        before = share.handed(values)
+        try:
+            for node, value in values.items():
+                share.send(node, number, value)
+                self._note_size(node, value)
+            self._number = run.number = number
+            run.inputs = []
+            self._active[number] = run
+        except BaseException:
+            if share.handed(values) != before:
+                self.broke("the program", "an exception came while a run was started", died=False)
+            raise
         if share.spinner is not None:
             share.spinner.touch()
 

@@ -22,7 +22,7 @@ from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Flags, Status, owner_word
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from zcactor.process.context import LocalProcess
     from zcactor.process.spinning import Spinner
@@ -286,6 +286,10 @@ class Share:
             Exception: the error of packing the value.
         """
         self._courier.send(number << RUN_BITS | run, value, self.targets[number], [])
+
+    def handed(self, numbers: Iterable[int]) -> int:
+        """A number that is larger once the value of one of these nodes has been handed over to a process."""
+        return self._courier.handed({target for number in numbers for target in self.targets[number]})
 
     def answered(self, key: int, value: Any, more: bool = False, pushed: int = 0) -> bool:
         """Take the result of a method, and send it on. Called in the thread that has run the method.

@@ -13,7 +13,7 @@ from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.parts import Part
@@ -73,6 +73,14 @@ class Courier:
         self._marshaller = process.marshaller
         self._word = word
         self._arrived = arrived
+        self._handed = 0
+        """The values for this process so far."""
+
+    def handed(self, targets: Iterable[bytes]) -> int:
+        """A number that is larger once a value has been handed over to one of these processes."""
+        sessions = [session for target in targets if (session := self._used.get(target)) is not None]
+        frames: int = sum(session.connection.native_out.committed for session in sessions)
+        return self._handed + frames
 
     def send(self, key: int, value: Any, targets: Sequence[bytes], served: list[bytes]) -> None:
         """Send a value, one frame a process. A process whose connection has ended gets none: its end breaks the graph.
@@ -137,4 +145,5 @@ class Courier:
             served.append(target)
 
     def _here(self, key: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
+        self._handed += 1
         self._process.loop.call_soon_threadsafe(partial(self._arrived, key, payload, parts, flags))
