@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from zcactor.config import FILE_NAME, MAXIMUM, MINIMUM, Config, Rdma, load_config, ports_of, rdma_of, security_of
-from zcactor.options import LONGEST_NAME
+from zcactor.sizes import LONGEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict
 
 from zcactor.folders import NoFolder, is_there, opened_at_once, shared_by, user_folder
-from zcactor.sizes import size
+from zcactor.sizes import LONGEST_NAME, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -250,8 +250,8 @@ def _check_address(text: str) -> None:
 
 
 def _check_namespace(text: str) -> None:
-    if not 0 < len(text) <= _LONGEST_NAMESPACE:
-        raise ValueError(f"namespace must have 1 to {_LONGEST_NAMESPACE:,} characters, not {len(text):,}")
+    if not 0 < len(text) <= LONGEST_NAME:
+        raise ValueError(f"namespace must have 1 to {LONGEST_NAME:,} characters, not {len(text):,}")
 
 
 def _check_gpu(text: str) -> None:
@@ -271,8 +271,6 @@ def ports_of(text: str) -> range:
     raise ValueError(f"ports must be two ports from 1 to 65535, the lower first, as in '7434-7533', not {text!r}")
 
 
-_LONGEST_NAMESPACE: Final = 1_000
-"""As of all names; see `zcactor.options.LONGEST_NAME`."""
 _GPU: Final = ("auto", "cuda", "fake", "off")
 
 

@@ -11,10 +11,10 @@ import msgspec
 
 from zcactor.errors import ProtocolError
 from zcactor.exception_pickling import hides, shown_class
+from zcactor.sizes import LONGEST_NAME
 
 __tracebackhide__ = hides
 __all__ = [
-    "LONGEST_NAME",
     "ActorDeclaration",
     "ActorSpec",
     "CallOptions",
@@ -28,8 +28,6 @@ __all__ = [
     "checked_seconds",
 ]
 
-LONGEST_NAME: Final = 1_000
-"""Characters of a name, at most: names stand in messages, and in each entry of the head's log about an actor."""
 _MOST: Final = (1 << 63) - 1
 """The greatest integer that processes tell each other."""
 _SHOWN: Final = 200

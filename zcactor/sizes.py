@@ -1,11 +1,14 @@
-"""Sizes of memory as text."""
+"""Sizes of memory as text, and the limit of names."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-__all__ = ["size", "sized"]
+__all__ = ["LONGEST_NAME", "size", "sized"]
+
+LONGEST_NAME: Final = 1_000
+"""Characters of a name, at most: names stand in messages, and in each entry of the head's log about an actor."""
 
 _UNITS: Final = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
