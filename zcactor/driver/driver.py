@@ -16,7 +16,7 @@ from zcactor.api.unawaited import Unawaited
 from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.fork_guard import watch_forks
 from zcactor.config import TRANSPORTS, Config, FurtherSettings, load_config, unknown_setting
-from zcactor.driver.runtimes import EmbeddedRuntime, Runtime, end_agent, print_log
+from zcactor.driver.runtimes import EmbeddedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized
 from zcactor.exception_pickling import hides, shown_class
 from zcactor.folders import working_directory
@@ -279,16 +279,12 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
         import numpy as np  # noqa: F401  # which the runtime needs in any case
 
         from zcactor.assembly.endpoints import make_endpoint
-        from zcactor.assembly.process import Process
-        from zcactor.control.node_table import own_machine
+        from zcactor.driver.process import make_process
 
         store = Store(capacity, driver)
         undo.callback(store.close)
         endpoint = make_endpoint(config, directory.path, driver, secret, store)
-        process = Process(driver, "driver", config, loop, store, endpoint)
-        process.sessions.head = agent_id
-        process.locations.machine = own_machine(config, directory.path)
-        process.news.print_log = print_log
+        process = make_process(config, directory, driver, store, endpoint, agent_id)
         try:
             await endpoint.start(process.connections.accepted)
             await _agent_is_ready(loop, control, agent, config.spawn_timeout)

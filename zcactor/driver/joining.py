@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from zcactor import ids
 from zcactor.assembly.endpoints import address_of, find_through, hear_of_heads, make_endpoint, problem_of
 from zcactor.assembly.fork_guard import watch_forks
-from zcactor.assembly.process import Process
 from zcactor.control.head_watch import HeadWatch
-from zcactor.control.node_table import machine_of, own_machine
+from zcactor.control.node_table import machine_of
 from zcactor.driver.finding import check_address, check_reachable, find_head
 from zcactor.driver.head_search import HeadSearch
-from zcactor.driver.runtimes import JoinedRuntime, print_log
+from zcactor.driver.process import make_process
+from zcactor.driver.runtimes import JoinedRuntime
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.exception_pickling import hides
 from zcactor.logs import logger
@@ -98,7 +98,6 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool, pa
         apart, gone = out_of_reach(names, directory.path, os.environ)
         if gone and prefers_host(config.transports):
             logger.warning("zc.init: calls and arrays go by other transports than local: %s", apart)
-        loop = asyncio.get_running_loop()
         driver = ids.new_process()
         store = Store(config.store_capacity or default_capacity(), driver)
         undo.callback(store.close)
@@ -106,10 +105,7 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool, pa
         problem = problem_of(endpoint)
         if problem:
             raise ConnectionLost(f"zc.init: {address} cannot be joined: {problem}")
-        process = Process(driver, "driver", config, loop, store, endpoint)
-        process.sessions.head = head.process
-        process.locations.machine = own_machine(config, directory.path)
-        process.news.print_log = print_log
+        process = make_process(config, directory, driver, store, endpoint, head.process)
         find_through(endpoint, process.places, process.head, head.address)
         process.head.identify = lambda place: identify(place, token, tls)
         watch = HeadWatch(process, process.news.known)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import os
 import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from zcactor.control.drain import RESPONSE
 from zcactor.errors import ZcactorError
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from zcactor.workers.orphans import LastResort
     from zcactor.workers.run_directory import RunDirectory
 
-__all__ = ["EmbeddedRuntime", "JoinedRuntime", "Runtime", "end_agent", "print_log", "summary_of"]
+__all__ = ["EmbeddedRuntime", "JoinedRuntime", "Runtime", "end_agent", "summary_of"]
 
 _AGENT_WORK = 6.0
 """Seconds that an agent which responds may take beyond the actors' own end, to kill and reap workers and to show the
@@ -397,23 +396,3 @@ def end_agent(agent: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         agent.kill()
         agent.wait()
-
-
-def print_log(stream: str, text: str) -> None:
-    """Write an actor's output to the present ``sys.stdout`` or ``sys.stderr`` (a notebook's, a test's capture).
-
-    A notebook shows output at the cell whose context printed it. Our context is that of the cell that called `init`, so
-    the text is printed in an empty context, which stands for the cell that runs now.
-    """
-    contextvars.Context().run(_write_log, sys.stderr if stream == "stderr" else sys.stdout, text)
-
-
-def _write_log(file: TextIO | None, text: str) -> None:
-    if file is None:
-        return
-    try:
-        file.write(text)
-    except UnicodeEncodeError:  # a standard output that is not UTF-8
-        encoding = getattr(file, "encoding", None) or "ascii"
-        file.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    file.flush()
