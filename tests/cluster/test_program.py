@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,43 @@ def test_a_signal_is_an_event_then(usual_signals: None) -> None:
         assert signals.number == signal.SIGINT
         assert signals.status == 130
         assert select.select([signals.fd], [], [], 0)[0]
+
+
+def test_a_signal_ends_a_wait_that_it_does_not_interrupt(usual_signals: None) -> None:
+    """As where it comes after the last step of the interpreter before the call that waits."""
+
+    about_to = threading.Event()
+    state = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+
+    def send() -> None:
+        about_to.wait()
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", "the main thread to wait")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the call of the main thread is not interrupted
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with Signals() as signals:
+        signals.wait()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        try:
+            thread = threading.Thread(target=send)
+            thread.start()
+            about_to.set()
+            assert select.select([signals.fd], [], [], PATIENCE_MS / 1000)[0]
+            thread.join()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert signals.number == signal.SIGTERM
+
+
+def test_a_signal_that_is_handed_on_is_no_event(usual_signals: None) -> None:
+    taken: list[int] = []
+    with Signals() as signals:
+        signals.hand_on([signal.SIGINT], taken.append)
+        signals.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (taken, signals.number) == ([signal.SIGINT], 0)
+        assert not select.select([signals.fd], [], [], 0)[0]
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_forks_do_not_take_part(usual_signals: None) -> None:

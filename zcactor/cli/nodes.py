@@ -6,9 +6,11 @@ import asyncio
 import json
 import math
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,6 +19,7 @@ import click
 
 from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import DEFAULT_PORT, EtcdState, KeptState, start_node, state_directory, stop_nodes
+from zcactor.cluster.program import OF_BATCH_SYSTEMS, Signals
 from zcactor.cluster.records import nodes_here
 from zcactor.config import load_config
 from zcactor.control.head_log import LogUnavailable, LogUnusable
@@ -27,7 +30,6 @@ from zcactor.process.cluster import HeadService
 from zcactor.process.loops import run
 from zcactor.token import default_file, find_token, make_token_file
 from zcactor.workers.kept_records import nodes_apart
-from zcactor.workers.zygote import pass_over_user_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -284,15 +286,15 @@ def start(
             )  # fmt: skip
         except (ZcactorError, OSError, ValueError) as error:
             raise fail(error) from error
-        if block:
-            _end_by_signals(node)  # before the line that names Ctrl-C is printed
-        _tell(node, block, directory or (None if folder is None else str(folder)))
-        if force and directory is not None:
-            force = False  # it is said once
-            _force(config, directory)
-        status, follows = node.process.wait() if block else 0, node.record.node
-    if block and not status and node.member is not None:  # a head that was killed leaves the node to the next one
-        node.member.process.wait()
+        with ExitStack() as staying:
+            signals = staying.enter_context(Signals()) if block else None
+            if signals is not None:
+                _end_by(signals, node)  # before the line that names Ctrl-C is printed
+            _tell(node, block, directory or (None if folder is None else str(folder)))
+            if force and directory is not None:
+                force = False  # it is said once
+                _force(config, directory)
+            status, follows = 0 if signals is None else _wait(node, signals), node.record.node
     raise click.exceptions.Exit(status)
 
 
@@ -330,17 +332,27 @@ def _tell(node: StartedNode, block: bool, state: str | None) -> None:
         _tell(node.member, block, None)
 
 
-def _end_by_signals(node: StartedNode) -> None:
-    """Let Ctrl-C and SIGHUP end the node in order, and SIGTERM have its actors move before, from here on. Signals of
-    batch systems, which are meant for a program, pass over."""
+def _end_by(signals: Signals, node: StartedNode) -> None:
+    """Let Ctrl-C and SIGHUP end the node in order, and SIGTERM have its actors move before, from here on. Other signals
+    of batch systems, which are meant for a program, pass over."""
+    signals.hand_on(OF_BATCH_SYSTEMS, lambda number: None)
+    signals.hand_on((signal.SIGINT, signal.SIGHUP), lambda number: node.process.send_signal(signal.SIGHUP))
+    signals.hand_on((signal.SIGTERM,), node.process.send_signal)
 
-    def end(number: int, _: object) -> None:
-        node.process.send_signal(signal.SIGHUP if number == signal.SIGINT else number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
-            signal.signal(number, end)
-    pass_over_user_signals()
+def _wait(node: StartedNode, signals: Signals) -> int:
+    """Wait until the node has ended, or the head and the node beside it. Returns the exit status."""
+    signals.wait()
+    pidfd = os.pidfd_open(node.process.pid)
+    try:
+        while pidfd not in select.select([pidfd, signals.fd], [], [])[0]:
+            pass  # a signal has come, and its handler has run
+    finally:
+        os.close(pidfd)
+    status = node.process.wait()
+    if not status and node.member is not None:  # a head that was killed leaves the node to the next one
+        node.member.process.wait()
+    return status
 
 
 @click.command()

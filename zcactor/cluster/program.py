@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from zcactor.errors import ZcactorError
@@ -28,6 +29,8 @@ NOT_EXECUTABLE: Final = 126
 """The exit status where it was found and cannot be executed."""
 _BY_SIGNAL: Final = 128
 """Added to a signal's number."""
+_BYTES: Final = 4096
+"""Bytes of signals that are read at once."""
 _PR_SET_PDEATHSIG: Final = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -114,17 +117,21 @@ class Signals:
 
     Until `wait` is called they raise ``SystemExit`` with 128 + n, so that what was begun is undone. Signals that are
     ignored at the start (nohup(1)) stay so, here and in the program.
+
+    A handler in Python runs between two steps of the interpreter. One whose signal comes just before a system call that
+    waits runs once that call has returned, so such a call must also wait for `fd`.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        """The first signal that came after `wait`; 0 before."""
+        """The first signal that came after `wait` and was not handed on; 0 before."""
         self._raises = True
         self._elsewhere: dict[int, Callable[[int], None]] = {}
         self._pid = os.getpid()
         self.fd, self._write = os.pipe()
-        """Readable once a signal has come."""
-        os.set_blocking(self._write, False)
+        """Readable once a signal has come after `wait`, until it was handed on."""
+        for fd in (self.fd, self._write):
+            os.set_blocking(fd, False)
 
     def __enter__(self) -> Self:
         numbers = [signal.SIGTERM, signal.SIGINT]
@@ -137,6 +144,7 @@ class Signals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
         os.close(self.fd)
         os.close(self._write)
 
@@ -144,12 +152,13 @@ class Signals:
         if os.getpid() != self._pid:  # a fork that has not set its own handlers yet
             return
         if number in self._elsewhere:
+            with suppress(BlockingIOError):
+                os.read(self.fd, _BYTES)
             self._elsewhere[number](number)
         elif self._raises:
             raise SystemExit(_BY_SIGNAL + number)
         elif not self.number:
             self.number = number
-            os.write(self._write, b"s")
 
     def hand_on(self, numbers: Iterable[int], to: Callable[[int], None]) -> None:
         """Call `to` with each of these signals from here on, which then ends nothing here."""
@@ -157,6 +166,7 @@ class Signals:
 
     def wait(self) -> None:
         """From here on signals raise nothing, and are waited for."""
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)  # the interpreter writes, before any handler runs
         self._raises = False
 
     @property
