@@ -99,8 +99,7 @@ def test_finalizers_make_arrays_at_any_moment(opener: Callable[[], GpuDriver], r
             finally:
                 sys.setprofile(None)
 
-        if opener is FakeGpuDriver:  # in its thread, too; for CUDA that thread is the hardware, which runs no Python
-            threading.setprofile(collect)
+        threading.setprofile(collect)  # in the thread of the fake, too
         try:
             assert ends(work)
         finally:

@@ -102,8 +102,13 @@ class CudaFlags:
         self._api: Final = cuda.api
         self._lock: Final = threading.RLock()  # a finalizer that makes arrays may run inside it
         self._pages: Final = EventPages("zcactor-cuda-events")
+        self._recorded: Final = threading.RLock()
+        """For the two below. No driver is called inside it: a finalizer that records may run in any thread, also where
+        the driver waits for that thread."""
         self._exported: Final[dict[int, EventSlot]] = {}
         """The places of the last records of events of this process."""
+        self._exporting: Final[set[int]] = set()
+        """The events with a record that is being exported, and is still the last one."""
         self._opened: Final[dict[int, EventSlot]] = {}
         self._next = -1
         self._addresses: Final[dict[EventPage, int]] = {}
@@ -161,7 +166,10 @@ class CudaFlags:
             DeviceError: the driver refuses.
         """
         with self._lock:
-            slot = self._find(event) if event < 0 else self._exported.get(event)
+            with self._recorded:
+                slot = self._find(event) if event < 0 else self._exported.get(event)
+                if slot is None:
+                    self._exporting.add(event)
             if slot is None:
                 slot = self._pages.take()
                 try:
@@ -170,9 +178,14 @@ class CudaFlags:
                     self._cuda.ask("export_event", device, "cuStreamWaitEvent", stream, event, 0)
                     self._cuda.ask("export_event", device, "cuStreamWriteValue64", stream, address, slot.number, 0)
                 except BaseException:
+                    with self._recorded:
+                        self._exporting.discard(event)
                     self._pages.give_up(slot)
                     raise
-                self._exported[event] = slot
+                with self._recorded:
+                    if event in self._exporting:
+                        self._exporting.remove(event)
+                        self._exported[event] = slot
             return self._pages.export(slot)
 
     def _writer(self, device: int) -> int:
@@ -192,7 +205,8 @@ class CudaFlags:
 
     def forget(self, event: int) -> None:
         """Forget an event of this process, which is recorded again or has ended. Peers wait for what they know."""
-        with self._lock:
+        with self._recorded:
+            self._exporting.discard(event)
             self._exported.pop(event, None)
 
     # ---- events of other processes
