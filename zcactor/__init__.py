@@ -31,6 +31,7 @@ from zcactor.api.actor import (
 from zcactor.api.arrays import asarray, empty, freeze, full, in_store, numpy_allocator, ones, zeros
 from zcactor.api.future import ObjectRef, put
 from zcactor.api.handle import ActorHandle
+from zcactor.api.operation import Operation
 from zcactor.api.stream import ObjectStream
 from zcactor.api.waiting import get, wait
 from zcactor.config import Config
@@ -125,6 +126,7 @@ __all__ = [
     "ObjectLost",
     "ObjectRef",
     "ObjectStream",
+    "Operation",
     "OutOfMemory",
     "PeerPath",
     "ProtocolError",

@@ -635,13 +635,14 @@ class DeviceError(ZcactorError):
 
 
 class NotInitialized(ZcactorError):
-    """No runtime is running in this process: use ``async with zc.init():`` around the program.
+    """No runtime is running in this process: use ``async with zc.init():`` around the program, or ``with zc.init():``
+    around a plain script.
 
     Usual causes:
         ``zc.*`` is used before ``zc.init()`` or after its block; ``zc.current_actor()`` is called outside of an actor.
 
     Remedy:
-        put ``async with zc.init():`` around the program.
+        put ``async with zc.init():`` around the program, or ``with zc.init():`` around a plain script.
     """
 
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 import zcactor as zc
 from tests.actors import Caller, Plain, Probe
 from zcactor.api.actor import declared_options
+from zcactor.exception_pickling import shown_class
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -119,15 +120,15 @@ async def test_a_class_that_is_refused_is_unchanged(name: str) -> None:
     assert dict(vars(refused)) == before
 
 
-@pytest.mark.filterwarnings("ignore:coroutine")
 async def test_a_spawn_that_is_not_awaited_is_called_by_its_class() -> None:
     class Based(zc.Actor):
         pass
 
-    coroutines: list[Any] = [Plain.spawn(), Plain.options(name="x").spawn(), Based.spawn()]
-    for coroutine in coroutines:
-        assert coroutine.__qualname__ in ("Plain.spawn", "Based.spawn")
-        coroutine.close()
+    operations: list[Any] = [Plain.spawn(), Plain.options(name="x").spawn(), Based.spawn()]
+    names = [repr(operation) for operation in operations]
+    assert names == ["<Plain.spawn pending>", "<Plain.spawn pending>", f"<{shown_class(Based)}.spawn pending>"]
+    for operation in operations:
+        await operation
 
 
 async def test_inline_is_for_plain_methods() -> None:

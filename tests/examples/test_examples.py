@@ -57,6 +57,10 @@ def test_quickstart_copies_nothing() -> None:
     assert re.search(r"bytes_copied, driver and three actors together: 0$", output, re.MULTILINE)
 
 
+def test_script() -> None:
+    assert run("script") == "3000000.0 with 0 bytes copied\n"
+
+
 def test_quickstart_refuses_sizes_that_do_not_fit() -> None:
     command: list[str | Path] = [sys.executable, EXAMPLES / "quickstart.py", "--size", "1000000GiB"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)

@@ -84,7 +84,7 @@ PROMISE = "this is the promise of A.add, not its result: await it, or use .resul
 STREAM = "TypeError: this is the stream of A.count: iterate it by 'async for item in ...', or take the next item by *"
 LOCK = "cannot be sent: it is of type _thread.lock (cannot pickle '_thread.lock' object); it belongs to this process: *"
 FILE = "cannot be sent: it is an open file *; open it in the process that uses it, and pass its path"
-INIT = "zc.init() has started nothing yet: write 'async with zc.init():' or 'await zc.init()', in the async main of *"
+INIT = "zc.init() has started nothing yet: write 'with zc.init():' or 'zc.init().result()' in a plain script, and *"
 NOT_RUNNING = "zcactor.errors.NotInitialized: zcactor is not running in this process: wrap the program in 'async with *"
 
 MISTAKES = [
@@ -104,13 +104,16 @@ MISTAKES = [
         "await a.total([a.add(1, 2)])",
         f"AttributeError: no attribute 'sum': {PROMISE}",
     ),
-    inside("loop_over_stream", "for x in a.count(3):\n    print(x)", STREAM),
+    inside(
+        "loop_over_stream",
+        "for x in a.count(3):\n    print(x)",
+        "RuntimeError: 'for item in' the stream of A.count would block the event loop *: write 'async for item in *",
+    ),
     inside("await_a_stream", "print(await a.count(3))", STREAM),
     inside(
         "spawn_not_awaited",
         "b = A.spawn()\nprint(await b.add(1, 2))",
-        "*RuntimeWarning: *",
-        says="AttributeError: no attribute 'add': this is a spawn that was not awaited, not a handle: write *",
+        "AttributeError: no attribute 'add': this is a spawn that was not awaited, not a handle: write *",
     ),
     Mistake(
         "init_not_awaited",
@@ -134,7 +137,7 @@ MISTAKES = [
     Mistake(
         "plain_with",
         "async def main():\n    with zc.init():\n        pass\nzc.run(main())",
-        "TypeError: zc.init() is asynchronous: use 'async with zc.init():' or 'await zc.init()'",
+        "RuntimeError: 'with zc.init():' would block the event loop *: write 'async with zc.init():' instead",
     ),
     Mistake(
         "main_not_called",

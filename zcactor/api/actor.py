@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import threading
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
-from zcactor.api.unawaited import Unawaited, missing
+from zcactor.api.operation import Background, operation
 from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError, remote_of
 from zcactor.exception_pickling import hides, shown_class
 from zcactor.ids import for_spawn
@@ -34,7 +32,7 @@ from zcactor.process.cluster import HeadService, WorkerService
 from zcactor.process.context import current, current_host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 
     from zcactor.api.remote_actor import RemoteActor
     from zcactor.api.typed import Method, MethodDecorator, StreamMethod
@@ -131,7 +129,7 @@ class ActorOptions(Generic[P, T_co]):
         self._cls: Any = cls
         self._options = dict(options)
 
-    def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
+    def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Spawning[T_co]:
         """Start an actor with these options; see `zcactor.spawn`."""
         return _spawning(self._cls, self._options, args, kwargs)
 
@@ -153,50 +151,26 @@ class ActorClass(ActorOptions[P, T_co]):
         return self._cls(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-class Spawning(Unawaited, Coroutine[Any, Any, Any]):
-    """The coroutine that starts an actor. It is no handle, and says so where it is used as one."""
+class Spawning(Background[T_co]):
+    """The start of an actor, which gives the handle. It is no handle, and says so where it is used as one."""
 
-    __slots__ = ("__weakref__", "_coroutine")
-
-    def __init__(self, coroutine: Any, name: str) -> None:
-        self._coroutine = coroutine
-        coroutine.__qualname__ = name  # for the warning about a coroutine never awaited
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._coroutine.__await__()  # type: ignore[no-any-return]
-
-    def send(self, value: Any) -> Any:
-        """See `collections.abc.Coroutine`."""
-        return self._coroutine.send(value)
-
-    def throw(self, *args: Any) -> Any:
-        """See `collections.abc.Coroutine`."""
-        return self._coroutine.throw(*args)
-
-    def close(self) -> None:
-        """See `collections.abc.Coroutine`."""
-        self._coroutine.close()
+    __slots__ = ()
 
     def _advice(self) -> str:
-        name = self._coroutine.__qualname__
-        return f"this is a spawn that was not awaited, not a handle: write 'handle = await {name}(...)'"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith(("cr_", "__name__", "__qualname__")):  # asyncio shows tasks by these
-            return getattr(self._coroutine, name)
-        missing(self, name)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(self._advice())
+        return (
+            f"this is a spawn that was not awaited, not a handle: write 'handle = await {self._name}(...)', or "
+            f"'handle = {self._name}(...).result()' in a thread that runs no event loop"
+        )
 
 
 def _spawning(
-    cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Coroutine[Any, Any, Any]:
-    return Spawning(_spawn(cls, options, args, kwargs), f"{shown_class(cls)}.spawn")
+    cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str = ""
+) -> Spawning[Any]:
+    spawning = _Spawn(cls, options, args, kwargs)
+    return Spawning(spawning.actor(), name or f"{shown_class(cls)}.spawn")
 
 
-def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Spawning[Any]:
     """Start an actor of this class with the given constructor arguments; see `zcactor.spawn`."""
     return _spawning(cls, {}, args, kwargs)
 
@@ -216,7 +190,7 @@ class Actor:
     stays usable as an annotation."""
 
     @classmethod
-    def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Spawning[T]:
         """Start an actor of this class; see `zcactor.spawn`."""
         return _spawning(cls, {}, args, kwargs)
 
@@ -298,7 +272,7 @@ def declared_options(cls: type) -> Mapping[str, Any]:
     return getattr(cls, DECLARED, {})
 
 
-def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Spawning[T]:
     """Start an actor of `cls`, which may be any class, and return its handle once the constructor has returned.
 
     The spawn waits while the resources that it asks for are in use.
@@ -309,11 +283,11 @@ def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[A
         kwargs: keyword arguments of the constructor, likewise.
 
     Returns:
-        A coroutine to await. It gives the handle, typed as `cls`. With ``get_if_exists`` it may be the handle of an
-        actor that exists already.
+        An operation, which has begun and gives the handle, typed as `cls`. With ``get_if_exists`` it may be the handle
+        of an actor that exists already.
 
-    Raises when awaited:
-        NotInitialized: no runtime is running.
+    Raises:
+        NotInitialized: no runtime is running; at the call.
         TypeError: `cls` is not a class or is abstract, the arguments do not fit the constructor, or an argument cannot
             be pickled.
         ValueError: two options contradict each other.
@@ -326,66 +300,90 @@ def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[A
 
     Cancelling withdraws the request, and ends the actor if it exists.
     """
-    return Spawning(_spawn(cls, {}, args, kwargs), "zc.spawn")
+    return _spawning(cls, {}, args, kwargs, "zc.spawn")
 
 
-async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    process = current()
-    if not isinstance(cls, type):
-        raise TypeError(f"zc.spawn takes a class, not {shown_class(type(cls))}")
-    merged: dict[str, Any] = {**declared_options(cls), **options}
-    name = shown_class(cls)
-    check_together(f"{name}.options", merged)
-    if inspect.isabstract(cls):
-        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        raise TypeError(f"{name} cannot be constructed: it is abstract (missing: {missing})")
-    constructor = constructor_of(cls)
-    constructor.check(args, kwargs)
-    args = tuple([await value if type(value) is ObjectRef else value for value in args])
-    kwargs = {name: await value if type(value) is ObjectRef else value for name, value in kwargs.items()}
-    merged["namespace"] = merged.get("namespace") or process.namespace
-    if (level := logging.getLogger().level) != logging.WARNING:
-        merged["log_level"] = level
-    spec = ActorSpec.of(merged)
-    within = _KEPT if spec.max_restarts else 0
-    recipe = Packed(
-        *process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within, spec=constructor, first=0)
-    )
-    plain, kept = spec.plain(), recipe if within else None
-    made, interface = for_spawn(), Interface.declare(cls)
-    with _telling(process, name):
-        handle, existed = await process.head.ask(HeadService.reserve, plain, name, interface, kept, *made, b"")
-    if existed:
-        return handle
-    remote = handle._remote
-    host_process, index = remote.location
-    failure = "its spawn was cancelled"
-    session: Session | None = None
-    try:
-        session = await process.connections.connect(host_process)
-        await process.requests.ask(
-            session, WorkerService.create, index, made.actor, made.object_id, 0, plain, interface, recipe, None
-        )
-        await process.head.ask(HeadService.constructed, remote.actor_id, None)
-        failure = ""
-    except RemoteError as error:
-        failure = f"its constructor raised {remote_of(error).type_name}"
-        raise
-    except ConnectionLost as error:
-        failure = ""
-        await _report(process, handle, "")
-        _, _, cause = await process.head.locate(remote.actor_id)
-        if session is None:
-            text = (
-                f"its process was not reached: {error.args[0]}{cause and f' ({cause})'}. Where that process lives, let "
-                "the firewalls of both hosts pass the ports that processes listen at; the setting ports bounds them"
+class _Spawn:
+    """A spawn, whose arguments are packed at the call, as those of methods are; references among them are awaited
+    before."""
+
+    def __init__(
+        self, cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:  # fmt: skip
+        self._process = process = current()
+        if not isinstance(cls, type):
+            raise TypeError(f"zc.spawn takes a class, not {shown_class(type(cls))}")
+        merged: dict[str, Any] = {**declared_options(cls), **options}
+        self._name = name = shown_class(cls)
+        check_together(f"{name}.options", merged)
+        if inspect.isabstract(cls):
+            missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+            raise TypeError(f"{name} cannot be constructed: it is abstract (missing: {missing})")
+        self._constructor = constructor_of(cls)
+        self._constructor.check(args, kwargs)
+        merged["namespace"] = merged.get("namespace") or process.namespace
+        if (level := logging.getLogger().level) != logging.WARNING:
+            merged["log_level"] = level
+        self._cls, self._spec, self._interface = cls, ActorSpec.of(merged), Interface.declare(cls)
+        self._recipe: Packed | None = None
+        self._args, self._kwargs = args, kwargs
+        if not any(type(value) is ObjectRef for value in (*args, *kwargs.values())):
+            self._pack(args, kwargs)
+
+    def _pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Packed:
+        pack = self._process.marshaller.pack_call
+        limit = _KEPT if self._spec.max_restarts else 0
+        packed = pack((self._cls, *args), kwargs, payload_limit=limit, spec=self._constructor, first=0)
+        self._args, self._kwargs, self._recipe = (), {}, Packed(*packed)
+        return self._recipe
+
+    async def actor(self) -> Any:
+        """Start the actor, and return its handle."""
+        process, recipe = self._process, self._recipe
+        if recipe is None:
+            args = tuple([await value if type(value) is ObjectRef else value for value in self._args])
+            kwargs = {
+                name: await value if type(value) is ObjectRef else value for name, value in self._kwargs.items()
+            }  # fmt: skip
+            recipe = self._pack(args, kwargs)
+        plain, kept = self._spec.plain(), recipe if self._spec.max_restarts else None
+        made, interface = for_spawn(), self._interface
+        with _telling(process, self._name):
+            handle, existed = await process.head.ask(
+                HeadService.reserve, plain, self._name, interface, kept, *made, b""
+            )  # fmt: skip
+        if existed:
+            return handle
+        remote = handle._remote
+        host_process, index = remote.location
+        failure = "its spawn was cancelled"
+        session: Session | None = None
+        try:
+            session = await process.connections.connect(host_process)
+            await process.requests.ask(
+                session, WorkerService.create, index, made.actor, made.object_id, 0, plain, interface, recipe, None
             )
-            raise ActorDied(remote.label, text, False) from None
-        raise ActorDied(remote.label, cause or str(error), True) from None
-    finally:
-        if failure:
-            process.tasks.start(_report(process, handle, failure))
-    return handle
+            await process.head.ask(HeadService.constructed, remote.actor_id, None)
+            failure = ""
+        except RemoteError as error:
+            failure = f"its constructor raised {remote_of(error).type_name}"
+            raise
+        except ConnectionLost as error:
+            failure = ""
+            await _report(process, handle, "")
+            _, _, cause = await process.head.locate(remote.actor_id)
+            if session is None:
+                text = (
+                    f"its process was not reached: {error.args[0]}{cause and f' ({cause})'}. Where that process lives, "
+                    "let the firewalls of both hosts pass the ports that processes listen at; the setting ports bounds "
+                    "them"
+                )
+                raise ActorDied(remote.label, text, False) from None
+            raise ActorDied(remote.label, cause or str(error), True) from None
+        finally:
+            if failure:
+                process.tasks.start(_report(process, handle, failure))
+        return handle
 
 
 @contextlib.contextmanager
@@ -394,27 +392,11 @@ def _telling(process: LocalProcess, class_name: str) -> Iterator[None]:
     if not process.config.warn_after:
         yield
         return
-    loop = process.loop
-    timers: list[asyncio.TimerHandle] = []
-
-    def arm() -> None:
-        timers.append(loop.call_later(SPAWN_PATIENCE, lambda: process.tasks.start(_tell(process, class_name))))
-
-    def disarm() -> None:
-        timers[0].cancel()
-
-    here = threading.get_ident() == process.thread
-    if here:
-        arm()
-    else:
-        loop.call_soon_threadsafe(arm)
+    timer = process.loop.call_later(SPAWN_PATIENCE, lambda: process.tasks.start(_tell(process, class_name)))
     try:
         yield
     finally:
-        if here:
-            disarm()
-        else:
-            loop.call_soon_threadsafe(disarm)
+        timer.cancel()
 
 
 async def _tell(process: LocalProcess, class_name: str) -> None:
@@ -452,6 +434,7 @@ def _checked(handle: object, what: str) -> ActorHandle:
     return handle
 
 
+@operation
 async def stop(handle: object) -> None:
     """End an actor in order: its pending calls run, then ``__aexit__`` or ``close()`` if it has one, then its process
     ends.
@@ -477,9 +460,6 @@ async def stop(handle: object) -> None:
     if host is not None and host.info is not None and host.info.actor_id == remote.actor_id:
         process.tasks.start(_stop_later(process, remote))
         return
-    if threading.get_ident() != process.thread:  # a sync method's own loop
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stop(handle), process.loop))
-        return
     await _request_stop(process, remote)
 
 
@@ -493,6 +473,7 @@ async def _stop_later(process: LocalProcess, remote: RemoteActor) -> None:
         await _request_stop(process, remote)
 
 
+@operation
 async def kill(handle: object) -> None:
     """End an actor at once. Its open calls raise `ActorDied`, and it is not restarted.
 
@@ -513,6 +494,7 @@ async def kill(handle: object) -> None:
     await current().head.ask(HeadService.kill, _checked(handle, "kill")._remote.actor_id)
 
 
+@operation
 async def get_actor(name: str, *, namespace: str | None = None) -> Any:
     """Look up a living actor by name.
 

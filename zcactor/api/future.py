@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Generator, Sequence
-from functools import cache
+from concurrent.futures import Future
+from functools import cache, partial
 from threading import TIMEOUT_MAX, Lock, get_ident
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from zcactor.api.unawaited import Unawaited
+from zcactor.api.operation import Operation, refuse_to_block
 from zcactor.errors import ActorDied, ProtocolError
 from zcactor.exception_pickling import bare, hides, shown_class
 from zcactor.lazy_numpy import np
@@ -23,6 +23,7 @@ from zcactor.rpc.call import Call, CallState
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
     from types import FrameType
 
     from zcactor.rpc.parts import Part
@@ -35,7 +36,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ObjectRef(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
+class ObjectRef(Operation[T_co]):
     """A reference to a value that exists in some process, or will exist: the promise of a call's result, or a value
     that was put.
 
@@ -128,19 +129,7 @@ class ObjectRef(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
         return True
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Block the calling thread until the value is there, and return it. This is for plain methods and other
-        threads that run no event loop; everywhere else await the reference.
-
-        Args:
-            timeout: seconds to wait at most; None waits for ever, 0 polls.
-
-        Raises:
-            RuntimeError: the calling thread runs an event loop, which the wait would block.
-            TimeoutError: the value was not there in time; the operation goes on, and can be waited for again.
-            TypeError: `timeout` is no number.
-            ValueError: `timeout` is negative, or not a number (NaN).
-            Exception: the errors of ``await``.
-        """
+        """See `Operation.result`."""
         call = needed(self)
         try:
             return result_of(call, timeout)  # type: ignore[no-any-return]
@@ -150,6 +139,17 @@ class ObjectRef(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
     def done(self) -> bool:
         """Whether the outcome is known. An ``await`` then waits at most for bytes that come from another host."""
         return self._call.known
+
+    def future(self) -> Future[T_co]:
+        """See `Operation.future`. Cancelling the future does not cancel the call."""
+        call = needed(self)
+        future: Future[T_co] = Future()
+        future.set_running_or_notify_cancel()
+        if call.state is _DONE:
+            _tell(future, call)
+        else:
+            (call.loop or current().loop).call_soon_threadsafe(call.add_callback, partial(_tell, future))
+        return future
 
     @property
     def nbytes(self) -> int | None:
@@ -199,6 +199,16 @@ class ObjectRef(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
         else:
             state = f"{self.nbytes} bytes"
         return f"<ObjectRef {call.label or 'value'} {state}>"
+
+
+def _tell(future: Future[Any], call: Call) -> None:
+    """Give a future the outcome of a call that has ended."""
+    try:
+        future.set_result(value_of(call))
+    except BaseException as error:
+        future.set_exception(error)
+    finally:
+        del call, future  # see `value_of`
 
 
 def needed(ref: ObjectRef[Any]) -> Call:
@@ -348,11 +358,7 @@ def value_of(call: Call) -> Any:
 
 def result_of(call: Call, timeout: float | None) -> Any:
     """Block until `call` is done; see `ObjectRef.result`."""
-    if asyncio._get_running_loop() is not None:
-        raise RuntimeError(
-            f"result() of {call.label or 'a value'} would block the event loop that runs in this thread: await the "
-            "reference instead"
-        )
+    refuse_to_block(f"result() of {call.label or 'a value'}", "await the reference")
     timeout = checked_seconds(timeout, "result()")
     if call.state is not _DONE:
         loop = call.loop or current().loop

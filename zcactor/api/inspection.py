@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, overload
 
 from zcactor.api.device_paths import DevicePath, device_path
 from zcactor.api.handle import ActorHandle
+from zcactor.api.operation import Background, Operation, operation
 from zcactor.config import TRANSPORTS
 from zcactor.errors import DeadlineExceeded
 from zcactor.exception_pickling import hides, shown_class
@@ -19,7 +20,7 @@ from zcactor.process.context import current
 from zcactor.rpc.services import Services
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from zcactor.rpc.session import Session
 
@@ -103,6 +104,7 @@ class PeerPath:
     """The way that arrays on GPUs take; None where this process has no GPU."""
 
 
+@operation
 async def nodes() -> list[NodeInfo]:
     """List every node of the cluster.
 
@@ -113,6 +115,7 @@ async def nodes() -> list[NodeInfo]:
     return Listing(NodeInfo(**plain) for plain in await current().head.ask(HeadService.nodes))
 
 
+@operation
 async def actors() -> list[ActorInfo]:
     """List every living actor, and dead actors as long as the head remembers them.
 
@@ -123,6 +126,7 @@ async def actors() -> list[ActorInfo]:
     return Listing(ActorInfo(**plain) for plain in await current().head.ask(HeadService.actors))
 
 
+@operation
 async def cluster_resources() -> dict[str, float]:
     """Sum up the resources of all nodes by name, in use or not.
 
@@ -134,6 +138,7 @@ async def cluster_resources() -> dict[str, float]:
     return total
 
 
+@operation
 async def available_resources() -> dict[str, float]:
     """Sum up the resources that are free now, by name.
 
@@ -148,9 +153,9 @@ async def available_resources() -> dict[str, float]:
 @overload
 def stats() -> Stats: ...
 @overload
-def stats(handle: object) -> Awaitable[Stats]: ...
-def stats(handle: object = None) -> Stats | Awaitable[Stats]:
-    """Return the statistics of this process or, as an awaitable, of the process of an actor.
+def stats(handle: object) -> Operation[Stats]: ...
+def stats(handle: object = None) -> Stats | Operation[Stats]:
+    """Return the statistics of this process or, as an operation, of the process of an actor.
 
     Args:
         handle: handle of the actor; None means this process.
@@ -167,7 +172,7 @@ def stats(handle: object = None) -> Stats | Awaitable[Stats]:
     """
     if handle is None:
         return current().stats()
-    return _stats_at(_checked(handle, "stats"))
+    return Background(_stats_at(_checked(handle, "stats")), "zc.stats")
 
 
 def _checked(handle: object, what: str) -> ActorHandle:
@@ -193,6 +198,7 @@ async def _stats_at(handle: ActorHandle) -> Stats:
         ) from None
 
 
+@operation
 async def explain(handle: object) -> PeerPath:
     """Describe the way that calls and arrays take to an actor, and why.
 

@@ -7,9 +7,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.api.future import ObjectRef, needed, value_of
+from zcactor.api.operation import operation
 from zcactor.exception_pickling import hides, shown_class
 from zcactor.options import checked_seconds
-from zcactor.process.context import current
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = ["get", "wait"]
 T = TypeVar("T")
 
 
+@operation
 async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> list[T]:
     """Wait for all of `refs` and return their values in order.
 
@@ -58,6 +59,7 @@ async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> lis
         call = None  # type: ignore[assignment]
 
 
+@operation
 async def wait(
     refs: Sequence[ObjectRef[T]],
     num_returns: int = 1,
@@ -111,16 +113,7 @@ def _checked(refs: Iterable[Any]) -> list[Call]:
 
 async def _wait_count(calls: list[Call], count: int, timeout: float | None, *, all_or_error: bool) -> None:
     """Return when `count` of `calls` are done; with `all_or_error` one failure is enough."""
-    loop = asyncio.get_running_loop()
-    process = current()
-    if loop is not process.loop:
-        await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(
-                _wait_count(calls, count, timeout, all_or_error=all_or_error), process.loop
-            )
-        )
-        return
-    enough: asyncio.Future[None] = loop.create_future()
+    enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     left = count
 
     def finished(call: Call) -> None:

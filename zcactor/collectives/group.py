@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overloa
 from numpy import ndarray
 
 from zcactor import ids
+from zcactor.api.operation import operation
 from zcactor.collectives import calls, founding, kinds
 from zcactor.collectives.cost import GroupPlan, plan_of
 from zcactor.collectives.exchanges import AllGather
@@ -309,6 +310,7 @@ class Group:
 
     # ---------------------------------------------------------------- the group itself
 
+    @operation
     async def explain(self, nbytes: int) -> GroupPlan:
         """Predict the time of an allreduce by each plan, and the bytes that a rank takes from others, and name the plan
         of ``"auto"``, and the way of arrays on GPUs at the first member. Any holder of the group may ask. The cost of a
@@ -325,12 +327,10 @@ class Group:
         """
         if nbytes < 0:
             raise ValueError(f"Group.explain: nbytes is {nbytes}, and must be at least 0")
-        process = current()
-        hierarchy, line, eager_nbytes, gpus = await process.tasks.on_loop(
-            lambda: founding.measured(process, self._key, self._actors[0])
-        )
+        hierarchy, line, eager_nbytes, gpus = await founding.measured(current(), self._key, self._actors[0])
         return plan_of(nbytes, hierarchy, line, eager_nbytes, gpus)
 
+    @operation
     async def reform(self, *, replace: Mapping[int, object] | None = None) -> Group:
         """Make a new epoch of the group, also of a healthy one, with members that were started again or are replaced.
         All living members are told, and calls on this value then raise `GroupBroken`.
@@ -358,6 +358,7 @@ class Group:
             actors[rank] = handle
         return await self._again("Group.reform", actors)
 
+    @operation
     async def without(self, *ranks: int) -> Group:
         """Make a new epoch of the group without some members; the others keep their order, and get new ranks. Otherwise
         as `reform`.
@@ -381,11 +382,8 @@ class Group:
     async def _again(self, what: str, actors: Sequence[object]) -> Group:
         handles = founding.checked(what, actors)
         process, name = current(), self._key[: founding.NAME_NBYTES]
-        return Group(
-            *await process.tasks.on_loop(
-                lambda: founding.found(process, name, self._epoch + 1, handles, self._actors, options=self._options)
-            )
-        )
+        epoch = self._epoch + 1
+        return Group(*await founding.found(process, name, epoch, handles, self._actors, options=self._options))
 
     def _member(self) -> Member:
         host = current_host.get()
@@ -469,6 +467,7 @@ class Group:
 # ---- making groups
 
 
+@operation
 async def group(
     actors: Sequence[object], *, order: Literal["given", "topology"] | Topology = "given",
     reproducible: Literal["placement", "everywhere"] = "placement", spin_us: float = 0.0,
@@ -515,4 +514,4 @@ async def group(
         from zcactor.topology.ranks import order_of_ranks  # few groups need it
 
         handles = tuple([handles[place] for place in await order_of_ranks(handles, order)])
-    return Group(*await process.tasks.on_loop(lambda: founding.found(process, name, 0, handles, options=options)))
+    return Group(*await founding.found(process, name, 0, handles, options=options))

@@ -9,9 +9,10 @@ import os
 import secrets
 import warnings
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from zcactor import ids
+from zcactor.api.operation import Background, refuse_to_block
 from zcactor.api.unawaited import Unawaited
 from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.fork_guard import watch_forks
@@ -25,9 +26,10 @@ from zcactor.marshal.importable import search_here
 from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
-from zcactor.options import check_can_be_sent
+from zcactor.options import check_can_be_sent, checked_seconds
 from zcactor.process import context
-from zcactor.process.loops import chosen_loop
+from zcactor.process.loops import LoopThread, chosen_loop, loop_name
+from zcactor.process.uncaught import present
 from zcactor.standard import open_standard
 from zcactor.workers.orphans import LastResort
 from zcactor.workers.run_directory import RunDirectory, base_directory
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from types import TracebackType
 
+    from zcactor.api.operation import Operation
     from zcactor.objectstore.checking import Checker
 
 __tracebackhide__ = hides
@@ -46,6 +49,8 @@ __all__ = ["HANG_AFTER", "HEARTBEAT", "adopt", "check_free", "init", "resources_
 HEARTBEAT, HANG_AFTER = 1.0, 10.0
 """Seconds between two pings of an actor with ``on_hang="kill"``, and seconds without an answer after which the actor
 counts as hung: far above the time of a busy machine or a long garbage collection, because the actor loses its state."""
+_LEAVE = 10.0
+"""Seconds that the loop's thread of a program gets to leave at its exit."""
 _WORD = 4096
 """Bytes of the agent's word on its start, at most."""
 _runtime: Runtime | None = None
@@ -53,7 +58,8 @@ _starting = False
 
 
 class Init(Unawaited):
-    """The result of `init`: await it, or use it with ``async with``."""
+    """The result of `init`: await it, or use it with ``async with``. A program without an event loop uses ``with``, or
+    asks for its `result`."""
 
     def __init__(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         self._arguments = arguments
@@ -62,8 +68,9 @@ class Init(Unawaited):
 
     def _advice(self) -> str:
         return (
-            "zc.init() has started nothing yet: write 'async with zc.init():' or 'await zc.init()', in the async main "
-            "of zc.run(main()), in a notebook or at the prompt of python -m asyncio"
+            "zc.init() has started nothing yet: write 'with zc.init():' or 'zc.init().result()' in a plain script, and "
+            "'async with zc.init():' or 'await zc.init()' in the async main of zc.run(main()), in a notebook or at the "
+            "prompt of python -m asyncio"
         )
 
     def __repr__(self) -> str:
@@ -84,15 +91,60 @@ class Init(Unawaited):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if _runtime is not None:
-            checker = await _end(again=kind is not None and issubclass(kind, KeyboardInterrupt))
+            checker = await _end(_runtime, again=kind is not None and issubclass(kind, KeyboardInterrupt))
             if checker is not None and error is None:
                 checker.raise_found()
 
-    def __enter__(self) -> Self:
-        self._used = True
-        raise TypeError("zc.init() is asynchronous: use 'async with zc.init():' or 'await zc.init()'")
+    def result(self, timeout: float | None = None) -> Runtime:
+        """Start the runtime on an event loop in a thread of its own, and block until it is ready. From then on NumPy
+        allocates in the store in this thread, too.
 
-    def __exit__(self, *_: object) -> None: ...
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+
+        Raises:
+            RuntimeError: the calling thread runs an event loop. Nothing was started.
+            TimeoutError: the runtime was not ready in time. All that was started has ended.
+            TypeError: `timeout` is no number.
+            ValueError: `timeout` is negative, or not a number (NaN).
+            Exception: the errors of ``await``.
+
+        Ctrl-C ends all that was started.
+        """
+        return self._block(checked_seconds(timeout, "result()"), "zc.init().result()", "write 'await zc.init()'")
+
+    def __enter__(self) -> Runtime:
+        return self._block(None, "'with zc.init():'", "write 'async with zc.init():'")
+
+    def _block(self, timeout: float | None, what: str, instead: str) -> Runtime:
+        self._used = True
+        refuse_to_block(what, instead)
+        thread = LoopThread(loop_name())
+        try:
+            runtime = thread.run(_start(self._arguments, self._extra), timeout)
+        except BaseException:
+            thread.end()
+            thread.join()
+            raise
+        runtime.thread = thread
+        runtime.process.use_numpy()
+        return runtime
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            present(error)  # which may end the program
+        if _runtime is None or _runtime.thread is None:
+            return
+        thread = _runtime.thread
+        try:  # where Ctrl-C comes meanwhile, actors are killed
+            checker = thread.run(_end(_runtime))
+        finally:
+            thread.end()
+            thread.join()
+        if checker is not None and error is None:
+            checker.raise_found()
 
 
 def init(
@@ -110,7 +162,8 @@ def init(
     config: Config | None = None,
     **settings: Unpack[FurtherSettings],
 ) -> Init:
-    """Start the runtime: ``async with zc.init():``, or ``await zc.init()`` and later ``await zc.shutdown()``.
+    """Start the runtime: ``async with zc.init():``, or ``await zc.init()`` and later ``await zc.shutdown()``. Without
+    an event loop: ``with zc.init():``, or ``zc.init().result()`` and later ``zc.shutdown().result()``.
 
     Without `address` an embedded node starts on this host, and needs no other service. It ends with this process, also
     when the process crashes or is killed. `init` creates the arena of this process and starts the node agent; then the
@@ -139,6 +192,7 @@ def init(
 
     Returns:
         An object to await, which gives the runtime, or to enter by ``async with``, which also shuts it down at the end.
+        In a thread without an event loop its ``result()`` and ``with`` do so, on a loop in a thread of its own.
 
     Raises:
         TypeError: an argument has the wrong type, or is no setting; at the call.
@@ -324,7 +378,7 @@ async def _agent_is_ready(
     )
 
 
-async def shutdown() -> None:
+def shutdown() -> Operation[None]:
     """End every actor of this program, its embedded node, and the runtime of this process. Received arrays stay valid.
 
     Actors are stopped in order: they run their queued calls, close, and run their exit functions, all within
@@ -332,7 +386,7 @@ async def shutdown() -> None:
     have not run. In a cluster that the program has joined, the cluster and its detached actors go on.
 
     Raises:
-        NotInitialized: the runtime is not running in this process.
+        NotInitialized: the runtime is not running in this process; at the call.
         RuntimeError: arrays of this process were changed after they were passed, as the setting ``check`` has found at
             the ends of leases. All has ended. The end of ``async with zc.init()`` raises the same, unless it ends by
             another exception.
@@ -342,20 +396,49 @@ async def shutdown() -> None:
     """
     if _runtime is None:
         raise NotInitialized("zc.shutdown: the runtime is not running in this process")
-    checker = await _end()
+    return _Shutdown(_runtime)
+
+
+class _Shutdown(Background[None]):
+    """The end of a runtime, which begins even where the await is cancelled at once: see `Runtime.aclose`."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime) -> None:
+        loop, running, thread = runtime.process.loop, asyncio._get_running_loop(), runtime.thread
+        if not loop.is_running() and running is not None:
+            loop = running
+        elif loop.is_closed():
+            thread = LoopThread("asyncio")
+            loop = thread.loop
+        super().__init__(_shut_down(runtime), "zc.shutdown", loop)
+        if thread is not None:
+            ends = thread.end
+            self.future().add_done_callback(lambda _: ends())
+
+    def __await__(self) -> Generator[Any, None, None]:
+        try:
+            yield  # the work begins, as it would not where this task is cancelled already
+        except asyncio.CancelledError:
+            self.cancel()
+        yield from super().__await__()
+
+
+async def _shut_down(runtime: Runtime) -> None:
+    checker = await _end(runtime)
     if checker is not None:
         checker.raise_found()
 
 
-async def _end(*, again: bool = False) -> Checker | None:
+async def _end(runtime: Runtime, *, again: bool = False) -> Checker | None:
     """End the runtime; see `Runtime.aclose`. Returns its check mode."""
     global _runtime
-    assert _runtime is not None, "the caller has looked"
-    runtime, _runtime = _runtime, None
+    if _runtime is runtime:
+        _runtime = None
     if runtime.process.loop is asyncio.get_running_loop():
         await runtime.aclose(again=again)
     else:
-        runtime.end_now()  # its own loop cannot be used from here
+        runtime.end_now()  # its own loop has ended
     return runtime.process.checker
 
 
@@ -387,10 +470,23 @@ def _at_exit() -> None:
     global _runtime
     if _runtime is not None:
         runtime, _runtime = _runtime, None
-        runtime.tell_unfinished(runtime.unfinished())
-        if isinstance(runtime, EmbeddedRuntime):  # a cluster ends actors in order
-            runtime.tell_left()
-        runtime.end_now()
+        if runtime.thread is None:
+            _leave(runtime)
+        else:
+            runtime.thread.run(_left_on_loop(runtime), _LEAVE)
+            runtime.thread.end()
+            runtime.thread.join()
+
+
+def _leave(runtime: Runtime) -> None:
+    runtime.tell_unfinished(runtime.unfinished())
+    if isinstance(runtime, EmbeddedRuntime):  # a cluster ends actors in order
+        runtime.tell_left()
+    runtime.end_now()
+
+
+async def _left_on_loop(runtime: Runtime) -> None:
+    _leave(runtime)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from zcactor.assembly.process import Process
     from zcactor.config import Config
+    from zcactor.process.loops import LoopThread
     from zcactor.rpc.call import Call
     from zcactor.workers.orphans import LastResort
     from zcactor.workers.run_directory import RunDirectory
@@ -64,6 +65,8 @@ class Runtime(ABC):
         self._directory = directory
         self._shell = _notebook()
         self._summed_up = False
+        self.thread: LoopThread | None = None
+        """The thread of the loop, where that is no loop of the program's."""
         process.use_numpy()
         if self._shell is not None:
             self._shell.events.register("pre_run_cell", self._before_cell)
@@ -288,7 +291,7 @@ class EmbeddedRuntime(Runtime):
         if left:
             logger.warning(
                 "the program ended without zc.shutdown(): %d actor%s ended at once, and open files may lack their end "
-                "(use async with zc.init())",
+                "(use async with zc.init(), or with zc.init() in a plain script)",
                 len(left), "" if len(left) == 1 else "s",
             )  # fmt: skip
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from types import CoroutineType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.api.actor import Spawning
 from zcactor.api.future import ObjectRef
+from zcactor.api.operation import Background
 from zcactor.api.passing import Awaited, FailedArgumentError, Unresolved
 from zcactor.errors import ProtocolError
 from zcactor.exception_pickling import text_of, type_name
@@ -416,7 +416,7 @@ class ActorRunner:
                 if incoming.forwards is None
                 else self._push_plain(incoming, result, more)
             ):
-                if type(result) is Spawning:  # as above; this look is no work for a result of the native part's
+                if issubclass(type(result), Background):  # as above; no look at results of the native part
                     self.process.loop.call_soon_threadsafe(self._adopt_coroutine, incoming, result)
                     return
                 self._answers.value(incoming, result, more=more)

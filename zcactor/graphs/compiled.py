@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zcactor.api.future import ObjectRef
+from zcactor.api.operation import operation
 from zcactor.graphs.explaining import GraphEdge, GraphPlan
 from zcactor.options import checked_seconds
 from zcactor.process.context import call_deadline
@@ -135,6 +136,7 @@ class CompiledGraph:
         blocks = runs.in_flight if nbytes > runs.process.config.eager_limit else 0
         return GraphEdge(runs.layout.label(number), target, transport, nbytes, blocks)
 
+    @operation
     async def close(self) -> None:
         """Let the runs end, then have all processes forget the graph. Later runs raise ``RuntimeError``. Idempotent.
 
@@ -142,11 +144,8 @@ class CompiledGraph:
         """
         runs = self._runs
         runs.closing = True
-        await runs.process.tasks.on_loop(runs.idle)
-        await runs.process.tasks.on_loop(self._released)
-
-    async def _released(self) -> None:
-        self._runs.release()
+        await runs.idle()
+        runs.release()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a CompiledGraph belongs to the process that has compiled it, and travels nowhere")

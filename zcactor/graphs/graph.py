@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from zcactor.api.binding import GraphNode, building
+from zcactor.api.operation import operation
 from zcactor.exception_pickling import shown_class
 from zcactor.graphs.compiled import CompiledGraph
 from zcactor.graphs.layout import lay_out
@@ -110,6 +111,7 @@ class Graph:
                 raise ValueError(f"Graph.output: {node!r} is an output already")
             self._outputs.append(node)
 
+    @operation
     async def compile(self) -> CompiledGraph:
         """Connect the processes of the actors along the edges, and give each its methods and their constants. Runs
         connect nothing and look up nothing.
@@ -130,14 +132,11 @@ class Graph:
         process = current()
         layout = lay_out(self._nodes, self._outputs)
 
-        async def compiled() -> Runs:
-            graphs = process.graphs()
-            runs = Runs(graphs, layout, self._in_flight, self._spin_us)
-            await runs.compile()
-            graphs.add(runs)
-            return runs
-
-        return CompiledGraph(await process.tasks.on_loop(compiled))
+        graphs = process.graphs()
+        runs = Runs(graphs, layout, self._in_flight, self._spin_us)
+        await runs.compile()
+        graphs.add(runs)
+        return CompiledGraph(runs)
 
 
 def graph(*, in_flight: int = 4, spin_us: float = 0.0) -> Graph:

@@ -261,7 +261,10 @@ def current() -> LocalProcess:
             f"this process was forked from process {_forked_from}, which runs zcactor; handles, references and the "
             "store's connections work there only: start actors instead of forking, or call zc.init() here"
         )
-    raise NotInitialized("zcactor is not running in this process: wrap the program in 'async with zc.init():'")
+    raise NotInitialized(
+        "zcactor is not running in this process: wrap the program in 'async with zc.init():', or "
+        "a plain script in 'with zc.init():'"
+    )
 
 
 def current_or_none() -> LocalProcess | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import functools
 import os
 import signal
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __tracebackhide__ = hides
-__all__ = ["chosen_loop", "fine_time", "loop_name", "new_event_loop", "run"]
+__all__ = ["LoopThread", "chosen_loop", "fine_time", "loop_name", "new_event_loop", "run"]
 
 T = TypeVar("T")
 _NAMES = ("auto", "uvloop", "asyncio")
@@ -88,6 +90,62 @@ def new_event_loop(name: str) -> asyncio.AbstractEventLoop:
     import uvloop
 
     return uvloop.new_event_loop()
+
+
+class LoopThread:
+    """An event loop in a daemon thread of its own, named ``zcactor-loop``, for programs that have none.
+
+    Args:
+        name: the setting of the loop; see `chosen_loop`.
+
+    Raises:
+        ValueError: as for `new_event_loop`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop = new_event_loop(name)
+        self._thread = threading.Thread(target=self._run, name="zcactor-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        finally:
+            self.loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine on the loop, and block until it has ended.
+
+        Args:
+            coroutine: the coroutine, which goes on where this function raises another error than its own.
+            timeout: seconds to wait at most; None waits for ever.
+
+        Raises:
+            TimeoutError: the coroutine has not ended in time.
+            Exception: the error of the coroutine.
+        """
+        running = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return running.result(timeout)
+        except concurrent.futures.CancelledError:
+            raise asyncio.CancelledError from None
+        finally:
+            del running  # an error has this frame in its traceback: no cycle
+
+    def end(self) -> None:
+        """Cancel all that runs on the loop, and end the loop after that. Any thread may call this. Idempotent."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
 
 
 def fine_time(loop: asyncio.AbstractEventLoop) -> float:

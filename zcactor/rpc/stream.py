@@ -106,7 +106,7 @@ class Stream:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 if (
-                    not self._has_news()
+                    not self.has_news()
                 ):  # on a loop other than the session's, an item may have come before the waiter was set
                     await self._waiter
             finally:
@@ -121,7 +121,8 @@ class Stream:
         except StopAsyncIteration as error:  # it would end the loop over the stream, as if there were no more items
             raise RuntimeError("an item of the stream raised StopAsyncIteration while it was unpickled") from error
 
-    def _has_news(self) -> bool:
+    def has_news(self) -> bool:
+        """Whether `next` returns or raises without waiting."""
         if self._slots:
             return self._slots[0].ready
         return self._closed or self.call.done
