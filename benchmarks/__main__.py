@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks import DEVELOPERS, ITEMS, USERS, machine
 from benchmarks.harness import FULL, QUICK, Measurement, Scale, markdown, one_of, show
+from zcactor.workers.zygote import set_death_signal
 
 _LIMIT, _QUICK_LIMIT, _USERS_LIMIT = 240.0, 60.0, 1800.0
 """Seconds after which one item counts as hanging and is killed: several times the time of the slowest. In a row for
@@ -48,6 +49,7 @@ def run_item(name: str, scale: Scale, limit: float) -> tuple[list[Measurement], 
 def child(name: str, fd: str, runs: str, share: str) -> None:
     """Measure item `name` in this interpreter, and write each measurement to descriptor `fd`, a line of JSON each."""
     os.set_inheritable(int(fd), False)  # actors that outlived a crash must not keep the reader waiting
+    set_death_signal(signal.SIGINT)  # measuring goes on for minutes else where the command is killed
     measure = getattr(importlib.import_module(f"benchmarks.{ITEMS[name][0]}"), f"measure_{name}")
     with open(int(fd), "w", buffering=1) as lines:
         lines.writelines(json.dumps(found.plain()) + "\n" for found in measure(Scale(int(runs), float(share))))
