@@ -305,3 +305,31 @@ tell(ended=ended)
         assert program.told("ended") in (["ActorDied"], ["ConnectionLost"])
         assert program.status() == 0
         program.assert_clean()
+
+
+@pytest.mark.slow
+def test_an_init_that_is_not_ready_in_time_leaves_nothing() -> None:
+    source = """
+import zcactor as zc
+for seconds in (0, 0.001, 0.02, 0.1):
+    try:
+        zc.init(num_cpus=2).result(seconds)
+    except TimeoutError as error:
+        tell(late=str(error))
+    else:
+        tell(late="ready")
+        zc.shutdown().result()
+try:
+    zc.init(num_cpus=2).result(-1)
+except ValueError:
+    pass
+tell(threads=threading.active_count())
+with zc.init(num_cpus=2):
+    tell(value=zc.spawn(Busy).result().pid().result())
+"""
+    with Program(source) as program:
+        assert program.told("late") == "zc.init() was not ready after 0 s, and was ended"
+        assert program.told("threads") == 1
+        assert program.told("value") != program.pid
+        assert program.status() == 0
+        program.assert_clean()

@@ -90,3 +90,32 @@ async def test_a_shutdown_of_a_cancelled_task_ends_actors_in_order() -> None:
         await asyncio.create_task(main())
     with pytest.raises(zc.NotInitialized):
         zc.shutdown()
+
+
+def test_a_loop_that_does_not_run_brings_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(zc.init(num_cpus=2))
+        plain: Any = loop.run_until_complete(Plain.spawn())
+        call, listing = plain.echo(1), zc.nodes()
+        for operation in (call, listing):
+            for block in (operation.result, operation.exception):
+                with pytest.raises(zc.NotInitialized, match="does not run, so nothing can come: await there, or"):
+                    block()
+        assert loop.run_until_complete(call) == 1
+        assert len(loop.run_until_complete(listing)) == 1
+
+        async def ended() -> list[Any]:
+            operations: list[Any] = [zc.nodes(), zc.get_actor("nobody"), zc.get([plain.echo(2)])]
+            operations[2].cancel()
+            await asyncio.gather(*operations, return_exceptions=True)
+            return operations
+
+        nodes, missing, cancelled = loop.run_until_complete(ended())
+        assert (call.result(), len(listing.result()), len(nodes.result())) == (1, 1, 1)
+        assert isinstance(missing.exception(), zc.NoSuchActor)
+        with pytest.raises(asyncio.CancelledError):
+            cancelled.result()
+        loop.run_until_complete(zc.shutdown())
+    finally:
+        loop.close()

@@ -9,7 +9,7 @@ from functools import cache, partial
 from threading import TIMEOUT_MAX, Lock, get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from zcactor.api.operation import Operation, refuse_to_block
+from zcactor.api.operation import Operation, check_runs, refuse_to_block
 from zcactor.errors import ActorDied, ProtocolError
 from zcactor.exception_pickling import bare, hides, shown_class
 from zcactor.lazy_numpy import np
@@ -362,6 +362,7 @@ def result_of(call: Call, timeout: float | None) -> Any:
     timeout = checked_seconds(timeout, "result()")
     if call.state is not _DONE:
         loop = call.loop or current().loop
+        check_runs(loop)
         done = Lock()
         done.acquire()
         loop.call_soon_threadsafe(call.add_callback, lambda _: done.release())

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from zcactor.api.unawaited import Unawaited
+from zcactor.errors import NotInitialized
 from zcactor.exception_pickling import class_name, hides, text_of
 from zcactor.logs import logger
 from zcactor.options import checked_seconds
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 __tracebackhide__ = hides
-__all__ = ["Background", "Operation", "operation", "refuse_to_block"]
+__all__ = ["Background", "Operation", "check_runs", "operation", "refuse_to_block"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class Operation(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
 
         Raises:
             RuntimeError: the calling thread runs an event loop, which the wait would block.
+            NotInitialized: the event loop of the runtime does not run.
             TimeoutError: the value was not there in time; the operation goes on, and can be waited for again.
             TypeError: `timeout` is no number.
             ValueError: `timeout` is negative, or not a number (NaN).
@@ -62,7 +64,7 @@ class Operation(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
         """Block like `result`, and return the error with which the operation has failed; None where it has not.
 
         Raises:
-            RuntimeError, TypeError, ValueError: as for `result`.
+            RuntimeError, NotInitialized, TypeError, ValueError: as for `result`.
             TimeoutError: the outcome was not known in time.
             asyncio.CancelledError: the operation was cancelled.
         """
@@ -89,8 +91,8 @@ class Operation(Unawaited, Coroutine[Any, Any, T_co], Generic[T_co]):
         """
 
     def add_done_callback(self, fn: Callable[[Self], object]) -> None:
-        """Call ``fn(operation)`` once the outcome is known, on the runtime's thread; at once in this thread where it is
-        known. An error of `fn` is logged."""
+        """Call ``fn(operation)`` once the outcome is known, on the runtime's thread, or at once in this thread where it
+        is known already. An error of `fn` is logged."""
         self.future().add_done_callback(lambda _: fn(self))
 
     @abstractmethod
@@ -113,6 +115,19 @@ def refuse_to_block(what: str, instead: str) -> None:
     """
     if asyncio._get_running_loop() is not None:  # this accessor does not raise
         raise RuntimeError(f"{what} would block the event loop that runs in this thread: {instead} instead")
+
+
+def check_runs(loop: asyncio.AbstractEventLoop) -> None:
+    """Refuse a wait for what only a loop that runs can bring.
+
+    Raises:
+        NotInitialized: the loop does not run.
+    """
+    if not loop.is_running():
+        raise NotInitialized(
+            "the event loop in which zc.init() was awaited does not run, so nothing can come: await there, or write "
+            "'with zc.init():' in a plain script"
+        )
 
 
 class _Outcome(Generic[T]):
@@ -143,6 +158,16 @@ class _Outcome(Generic[T]):
         finally:
             del self, error  # the error has this frame in its traceback: no cycle
 
+    def settled(self, task: asyncio.Task[None]) -> concurrent.futures.Future[T]:
+        """A future with the outcome of a task that has ended."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception() or self.error
+        if error is None:
+            future.set_result(self.value)  # type: ignore[arg-type]
+        else:
+            future.set_exception(error)
+        return future
+
 
 class Background(Operation[T_co]):
     """A coroutine that runs on the runtime's loop from now on.
@@ -172,7 +197,7 @@ class Background(Operation[T_co]):
             if asyncio._get_running_loop() is self._loop:
                 self._task = self._loop.create_task(self._outcome.of(coroutine))
                 _running.add(self._task)
-                self._task.add_done_callback(_running.discard)
+                self._task.add_done_callback(functools.partial(_ended, coroutine))
             else:
                 self._told = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except BaseException:
@@ -212,6 +237,8 @@ class Background(Operation[T_co]):
         refuse_to_block(f"result() of {self._name}", "await the operation")
         seconds = checked_seconds(timeout, "result()")
         self._seen = True
+        if not self.done():
+            check_runs(self._loop)
         future = self.future()
         try:
             return future.result(seconds)
@@ -246,7 +273,10 @@ class Background(Operation[T_co]):
         self._seen = True
         if self._told is None:
             assert self._task is not None
-            self._told = asyncio.run_coroutine_threadsafe(_of(self._task, self._outcome), self._loop)
+            if self._task.done():
+                self._told = self._outcome.settled(self._task)
+            else:
+                self._told = asyncio.run_coroutine_threadsafe(_of(self._task, self._outcome), self._loop)
         return self._told
 
     def _advice(self) -> str:
@@ -270,6 +300,11 @@ class Background(Operation[T_co]):
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed: it does not end
                 self._loop.call_soon_threadsafe(work.add_done_callback, note)
+
+
+def _ended(coroutine: Coroutine[Any, Any, Any], task: asyncio.Task[None]) -> None:
+    _running.discard(task)
+    coroutine.close()  # a task that was cancelled before its first step has not begun it
 
 
 def _awaiting(awaited: Generator[Any, None, T]) -> Generator[Any, None, T]:

@@ -117,17 +117,25 @@ class Init(Unawaited):
         return self._block(None, "'with zc.init():'", "write 'async with zc.init():'")
 
     def _block(self, timeout: float | None, what: str, instead: str) -> Runtime:
+        global _runtime
         self._used = True
         refuse_to_block(what, instead)
+        open_standard()  # before the loop opens descriptors
+        check_calls()  # uvloop ends the process without a reason where it lacks one
         thread = LoopThread(loop_name())
         try:
             runtime = thread.run(_start(self._arguments, self._extra), timeout)
-        except BaseException:
+            runtime.thread = thread
+            runtime.process.use_numpy()
+        except BaseException as error:
             thread.end()
             thread.join()
+            if _runtime is not None and _runtime.process.loop is thread.loop:  # it was ready nevertheless
+                _runtime.end_now()
+                _runtime = None
+            if type(error) is TimeoutError and not error.args:
+                raise TimeoutError(f"zc.init() was not ready after {timeout:.6g} s, and was ended") from None
             raise
-        runtime.thread = thread
-        runtime.process.use_numpy()
         return runtime
 
     def __exit__(
@@ -473,9 +481,10 @@ def _at_exit() -> None:
         if runtime.thread is None:
             _leave(runtime)
         else:
-            runtime.thread.run(_left_on_loop(runtime), _LEAVE)
+            with contextlib.suppress(TimeoutError):  # a callback of the program's blocks the loop
+                runtime.thread.run(_left_on_loop(runtime), _LEAVE)
             runtime.thread.end()
-            runtime.thread.join()
+            runtime.thread.join(_LEAVE)
 
 
 def _leave(runtime: Runtime) -> None:

@@ -143,9 +143,9 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self.loop.stop)
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until the thread has ended, at most `seconds`."""
+        self._thread.join(seconds)
 
 
 def fine_time(loop: asyncio.AbstractEventLoop) -> float:
