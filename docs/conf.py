@@ -64,7 +64,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(asyncio|collections|concurrent|contextlib|numpy|np|npt|os|pathlib|types|typing)\..*"),
     (
         "py:class",
-        r"(zcactor\.[\w.]+\.)?(AbstractAsyncContextManager|AbstractContextManager|ActorClass|ActorDecorator|ActorOptions|ActorT|Array|Broken|Call|CopyCount|DeviceHolder|Fault|LoopThread"
+        r"(zcactor\.[\w.]+\.)?(AbstractAsyncContextManager|AbstractContextManager|ActorClass|ActorDecorator|ActorOptions|ActorT|Array|Broken|Call|CopyCount|DeviceHolder|Fault"
         r"|FurtherSettings|GraphEdge|Init|Method|MethodDecorator|NDArray|Op|P(\.args|\.kwargs)?|Plan|Progress|R|S|Shape|Spawning|StreamMethod|T|T_co)",
     ),
 ]

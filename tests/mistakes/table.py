@@ -116,6 +116,22 @@ MISTAKES = [
         "AttributeError: no attribute 'add': this is a spawn that was not awaited, not a handle: write *",
     ),
     Mistake(
+        "spawn_without_result",
+        "with zc.init():\n    b = A.spawn()\n    b.add(1, 2)",
+        "AttributeError: no attribute 'add': this is a spawn that was not awaited, not a handle: * or 'handle = *",
+    ),
+    Mistake(
+        "script_without_result",
+        "with zc.init():\n    b = A.spawn().result()\n    print(b.add(1, 2) + 1)",
+        f"TypeError: {PROMISE}",
+    ),
+    Mistake(
+        "await_in_a_blocking_program",
+        "async def main():\n    a = A.spawn().result()\nwith zc.init():\n    asyncio.run(main())",
+        "RuntimeError: result() of A.spawn would block the event loop *: await the operation instead",
+        lines=16,
+    ),
+    Mistake(
         "init_not_awaited",
         "async def main():\n    zc.init()\n    a = await A.spawn()\nzc.run(main())",
         NOT_RUNNING,

@@ -241,15 +241,17 @@ class Background(Operation[T_co]):
             check_runs(self._loop)
         future = self.future()
         try:
-            return future.result(seconds)
+            error = future.exception(seconds)
         except concurrent.futures.CancelledError:
             raise asyncio.CancelledError(f"{self._name} was cancelled") from None
         except TimeoutError:
-            if future.done():
-                raise
             raise TimeoutError(f"{self._name} was not done after {seconds:.6g} s; it goes on") from None
+        if error is None:
+            return future.result()
+        try:
+            raise error
         finally:
-            del self, future  # an error has this frame in its traceback: no cycle
+            del self, future, error  # the error has this frame in its traceback: no cycle
 
     def done(self) -> bool:
         """See `Operation.done`."""

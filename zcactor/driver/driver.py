@@ -135,6 +135,7 @@ class Init(Unawaited):
                 _runtime = None
             if type(error) is TimeoutError and not error.args:
                 raise TimeoutError(f"zc.init() was not ready after {timeout:.6g} s, and was ended") from None
+            present(error)  # which may end the program
             raise
         return runtime
 

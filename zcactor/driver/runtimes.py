@@ -65,8 +65,7 @@ class Runtime(ABC):
         self._directory = directory
         self._shell = _notebook()
         self._summed_up = False
-        self.thread: LoopThread | None = None
-        """The thread of the loop, where that is no loop of the program's."""
+        self.thread: LoopThread | None = None  # of the loop, where that is no loop of the program's
         process.use_numpy()
         if self._shell is not None:
             self._shell.events.register("pre_run_cell", self._before_cell)

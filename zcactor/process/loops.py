@@ -132,11 +132,15 @@ class LoopThread:
         """
         running = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
-            return running.result(timeout)
+            error = running.exception(timeout)
         except concurrent.futures.CancelledError:
             raise asyncio.CancelledError from None
+        if error is None:
+            return running.result()
+        try:
+            raise error
         finally:
-            del running  # an error has this frame in its traceback: no cycle
+            del running, error  # the error has this frame in its traceback: no cycle
 
     def end(self) -> None:
         """Cancel all that runs on the loop, and end the loop after that. Any thread may call this. Idempotent."""
