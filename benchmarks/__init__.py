@@ -34,6 +34,7 @@ USERS: Mapping[str, tuple[str, str]] = {"peers": ("peers", "Beside what you use 
 DEVELOPERS: Mapping[str, tuple[str, str]] = {
     "latency": ("calls", "One call at a time"),
     "pipeline": ("calls", "1,000 calls in flight"),
+    "blocking": ("calls", "Calls from a thread without an event loop"),
     "chain": ("graphs", "Chained calls"),
     "graph": ("graphs", "Compiled graphs"),
     "many": ("calls", "n actors calling n actors"),

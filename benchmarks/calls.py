@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 import zcactor as zc
 from benchmarks.floors import Driver, Echo, FrameEcho, Server
-from benchmarks.harness import Measurement, Scale, at_least, at_most, each, interleave, medians
+from benchmarks.harness import Measurement, Sample, Scale, at_least, at_most, each, interleave, medians
 from benchmarks.machine import cores, on_cores
 from zcactor.objectstore.ref import Region
 from zcactor.rpc import codec, generic
@@ -213,6 +213,55 @@ async def _in_flight(scale: Scale) -> list[Measurement]:
 def measure_pipeline(scale: Scale) -> Iterator[Measurement]:
     """Measure sync, async and inline calls."""
     yield from zc.run(_in_flight(scale))
+
+
+# ---- from a thread without a loop
+
+BLOCKING_CALLS = 3000
+MOST_BLOCKING, LEAST_BLOCKING_RATE = 1.3, 0.7
+"""Limits, as multiples of the awaited calls of the same process."""
+
+
+def _blocking_calls(adder: Any, calls: int) -> float:
+    before = time.perf_counter()
+    for _ in range(calls):
+        adder.add(3, 4.5).result()
+    return (time.perf_counter() - before) / calls * 1e6
+
+
+def _blocking_batches(adder: Any, batches: int) -> float:
+    before = time.perf_counter()
+    for _ in range(batches):
+        zc.get([adder.add(3, 4.5) for _ in range(IN_FLIGHT)]).result()
+    return batches * IN_FLIGHT / (time.perf_counter() - before)
+
+
+async def _blocked(scale: Scale) -> list[Measurement]:
+    calls, batches = scale.count(BLOCKING_CALLS), scale.count(BATCHES)
+    async with zc.init():
+        adder = await SyncAdder.spawn()
+        subjects: dict[str, Sample] = {
+            "awaited": lambda: each(lambda: adder.add(3, 4.5), calls),
+            "blocking": lambda: asyncio.to_thread(_blocking_calls, adder, calls),
+            "awaited batches": lambda: _adder_batches(adder, batches),
+            "blocking batches": lambda: asyncio.to_thread(_blocking_batches, adder, batches),
+        }
+        found = medians(await interleave(scale.runs, subjects))
+    return [
+        Measurement(
+            "blocking", "sync method, from a plain thread", found["blocking"], "us", found["awaited"], "awaited",
+            at_most(MOST_BLOCKING), scale.runs,
+        ),
+        Measurement(
+            "blocking", "sync method, 1,000 in flight from a plain thread", found["blocking batches"], "calls/s",
+            found["awaited batches"], "awaited", at_least(LEAST_BLOCKING_RATE), scale.runs,
+        ),
+    ]  # fmt: skip
+
+
+def measure_blocking(scale: Scale) -> Iterator[Measurement]:
+    """Measure calls of a thread that runs no event loop, beside awaited ones."""
+    yield from zc.run(_blocked(scale))
 
 
 # ---- many callers
