@@ -63,6 +63,14 @@ async def test_it_begins_at_the_call_on_a_loop() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert waiting.done() and not held.done()
+        early = zc.get([held])
+        made = asyncio.create_task(early)
+        made.cancel()  # before its first step
+        with pytest.raises(asyncio.CancelledError):
+            await made
+        with pytest.raises(asyncio.CancelledError):
+            await early
+        assert not held.done()
         assert repr(waiting) == "<zc.get done>"
         with pytest.raises(TypeError, match="this is the promise of zc.get, not its result: await it"):
             len(waiting)  # type: ignore[arg-type]

@@ -47,10 +47,18 @@ async def right(source: Source, count: zc.ObjectRef[int]) -> None:
     await stream.aclose()
 
 
+def in_a_thread_without_a_loop(source: Source) -> None:
+    for text in source.rows(3):
+        assert_type(text, str)
+    assert_type(source.rows(3).next(timeout=1), str)
+    assert_type(source.all_rows(3).result(), list[str])
+    assert_type(zc.get([source.all_rows(3)]).result(1), list[list[str]])
+    assert_type(zc.stop(source).result(), None)
+    assert_type(zc.spawn(Source).result(), Source)
+
+
 async def wrong(source: Source) -> None:
     await source.batches(3)  # expect: mypy[misc] pyright[reportGeneralTypeIssues]
-    for number in source.rows(3):  # expect: mypy[attr-defined] pyright[reportGeneralTypeIssues]
-        print(number)
     async for row in source.all_rows(3):  # expect: mypy[attr-defined] pyright[reportGeneralTypeIssues]
         print(row)
     source.rows("3")  # expect: mypy[call-overload] pyright[reportCallIssue,reportArgumentType]

@@ -216,7 +216,13 @@ class Background(Operation[T_co]):
 
     def throw(self, *args: Any) -> Any:
         """Coroutine protocol: raise an exception at the point of the await."""
-        return self._driver().throw(*args)
+        try:
+            return self._driver().throw(*args)
+        except asyncio.CancelledError:
+            self.cancel()  # also for a task that is cancelled before its first step
+            raise
+        finally:
+            del self, args  # an error that comes back has this frame in its traceback: no cycle
 
     def close(self) -> None:
         """Coroutine protocol: stop awaiting. The operation goes on."""
